@@ -1,0 +1,197 @@
+"""Model configuration: frozen dataclasses, presets, and their JSON form.
+
+Letters used throughout the package: B batch, F latent frames, H W latent height and width (pixels / 8), T tokens
+(patches of 1x2x2 latents), N heads, D head dim, C channels or model dim, L layers.
+
+Configs are static (hashable): everything that varies from step to step travels in arrays.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rfjax.errors import InputError
+
+# Mean and standard deviation of each of the 16 latent channels of the Wan2.1 VAE, fixed by that release.
+WAN_LATENTS_MEAN = (
+    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+    0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+)  # fmt: skip
+WAN_LATENTS_STD = (
+    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+    3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiTConfig:
+    """WAN diffusion transformer (Wan2.1 T2V)."""
+
+    dim: int
+    ffn_dim: int
+    num_heads: int
+    num_layers: int
+    freq_dim: int = 256  # width of the sinusoidal timestep features
+    text_dim: int = 4096  # width of the text encoder's output
+    text_len: int = 512  # text tokens attended, padding included
+    in_dim: int = 16  # latent channels
+    out_dim: int = 16
+    patch_size: tuple[int, int, int] = (1, 2, 2)
+    eps: float = 1e-6
+    rope_theta: float = 10000.0
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class VAEConfig:
+    """Wan2.1 causal video VAE."""
+
+    dim: int
+    z_dim: int = 16
+    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
+    num_res_blocks: int = 2
+    temporal_downsample: tuple[bool, ...] = (False, True, True)
+    latents_mean: tuple[float, ...] = WAN_LATENTS_MEAN
+    latents_std: tuple[float, ...] = WAN_LATENTS_STD
+
+    @property
+    def spatial_stride(self) -> int:
+        """Pixels per latent along height and width."""
+        return 2 ** (len(self.dim_mult) - 1)
+
+    @property
+    def temporal_stride(self) -> int:
+        """Pixel frames per latent frame, but for the first latent frame of a video, which is one pixel frame."""
+        return 2 ** sum(self.temporal_downsample)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """umT5 encoder."""
+
+    vocab_size: int
+    dim: int
+    dim_attn: int
+    dim_ffn: int
+    num_heads: int
+    num_layers: int
+    num_buckets: int = 32
+    max_distance: int = 128
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollingConfig:
+    """The rolling window: what is denoised together, what it sees, and the few-step schedule."""
+
+    block_frames: int = 3  # latent frames in a block
+    max_attention_blocks: int = 7  # key blocks any query may see: sink, working blocks and window together
+    denoising_steps: tuple[int, ...] = (1000, 800, 600, 400, 200)  # before the shift; one window block each
+    timestep_shift: float = 5.0
+    num_train_timesteps: int = 1000
+
+    @property
+    def window_blocks(self) -> int:
+        """Blocks denoised together: one for each entry of the step list."""
+        return len(self.denoising_steps)
+
+    @property
+    def cache_slots(self) -> int:
+        """Cache slots a layer holds: the sink, and a ring of as many blocks as a clean pass may see."""
+        return self.max_attention_blocks + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything that makes up one checkpoint."""
+
+    dit: DiTConfig
+    vae: VAEConfig
+    text: TextConfig
+    rolling: RollingConfig = field(default_factory=RollingConfig)
+
+    def __post_init__(self) -> None:
+        dit = self.dit
+        if dit.dim % dit.num_heads or dit.head_dim % 2:
+            raise InputError(f"dim {dit.dim} does not split into {dit.num_heads} heads of even width")
+        if dit.text_dim != self.text.dim:
+            raise InputError(
+                f"the DiT takes text features of width {dit.text_dim}, the text encoder gives {self.text.dim}; "
+                "these files are of different models"
+            )
+        if dit.in_dim != self.vae.z_dim or dit.out_dim != self.vae.z_dim:
+            raise InputError(
+                f"the DiT works on {dit.in_dim} latent channels, the VAE on {self.vae.z_dim}; "
+                "these files are of different models"
+            )
+
+    @property
+    def spatial_multiple(self) -> int:
+        """Height and width in pixels must be multiples of this: VAE stride times patch size."""
+        return self.vae.spatial_stride * self.dit.patch_size[1]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict of dicts that `from_json` reads back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "ModelConfig":
+        """Reads what `to_json` wrote.
+
+        Raises:
+            InputError: a section or a field is unknown, missing or of the wrong type.
+        """
+        sections = {"dit": DiTConfig, "vae": VAEConfig, "text": TextConfig, "rolling": RollingConfig}
+        if set(data) != set(sections):
+            raise InputError(f"model config has sections {sorted(data)}, expected {sorted(sections)}")
+        return cls(**{name: _read_section(name, kind, data[name]) for name, kind in sections.items()})
+
+
+def _read_section(name: str, kind: type, data: Mapping[str, Any]) -> Any:
+    known = {f.name for f in dataclasses.fields(kind)}
+    unknown = set(data) - known
+    if unknown:
+        raise InputError(f"model config section {name!r} has unknown fields {sorted(unknown)}")
+    try:
+        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    except TypeError as error:
+        raise InputError(f"model config section {name!r}: {error}") from None
+
+
+UMT5_XXL = TextConfig(vocab_size=256384, dim=4096, dim_attn=4096, dim_ffn=10240, num_heads=64, num_layers=24)
+
+PRESETS: dict[str, ModelConfig] = {
+    "wan-1.3b": ModelConfig(
+        dit=DiTConfig(dim=1536, ffn_dim=8960, num_heads=12, num_layers=30),
+        vae=VAEConfig(dim=96),
+        text=UMT5_XXL,
+    ),
+    "wan-14b": ModelConfig(
+        dit=DiTConfig(dim=5120, ffn_dim=13824, num_heads=40, num_layers=40),
+        vae=VAEConfig(dim=96),
+        text=UMT5_XXL,
+    ),
+    # The sizes of the tiny release in tests/golden.
+    "tiny": ModelConfig(
+        dit=DiTConfig(
+            dim=192, ffn_dim=256, num_heads=12, num_layers=3, freq_dim=64, text_dim=64, text_len=32
+        ),
+        vae=VAEConfig(dim=6),
+        text=TextConfig(vocab_size=512, dim=64, dim_attn=64, dim_ffn=128, num_heads=4, num_layers=2),
+    ),
+}
+
+
+def preset(name: str) -> ModelConfig:
+    """The configuration of a known model: "wan-1.3b", "wan-14b" or "tiny".
+
+    Raises:
+        InputError: there is no preset of that name.
+    """
+    if name not in PRESETS:
+        raise InputError(f"no preset {name!r}; the presets are {', '.join(PRESETS)}")
+    return PRESETS[name]
