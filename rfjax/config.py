@@ -177,9 +177,7 @@ PRESETS: dict[str, ModelConfig] = {
     ),
     # The sizes of the tiny release in tests/golden.
     "tiny": ModelConfig(
-        dit=DiTConfig(
-            dim=192, ffn_dim=256, num_heads=12, num_layers=3, freq_dim=64, text_dim=64, text_len=32
-        ),
+        dit=DiTConfig(dim=192, ffn_dim=256, num_heads=12, num_layers=3, freq_dim=64, text_dim=64, text_len=32),
         vae=VAEConfig(dim=6),
         text=TextConfig(vocab_size=512, dim=64, dim_attn=64, dim_ffn=128, num_heads=4, num_layers=2),
     ),

@@ -197,7 +197,9 @@ class DiT(nnx.Module):
         text = self.text_embedding(context.astype(self.dtype))
         graph, params = nnx.split(self.blocks)
         _, kv = jax.lax.scan(
-            lambda _, layer_params: (None, nnx.merge(graph, layer_params).text_keys_values(text)), None, params
+            lambda _, layer_params: (None, nnx.merge(graph, layer_params).text_keys_values(text)),
+            None,
+            params,
         )
         return TextKV(*kv)
 

@@ -34,9 +34,7 @@ def spatial_table(height: int, width: int, head_dim: int, theta: float = 10000.0
     return cos, sin
 
 
-def token_table(
-    temporal: Float[Array, "F pairs_t"], spatial: Float[Array, "P pairs_hw"]
-) -> Float[Array, "T half"]:
+def token_table(temporal: Float[Array, "F pairs_t"], spatial: Float[Array, "P pairs_hw"]) -> Float[Array, "T half"]:
     """One half (cos or sin) of the table of every token, frame by frame: T = F * P."""
     frames, patches = temporal.shape[0], spatial.shape[0]
     by_time = jnp.broadcast_to(temporal[:, None], (frames, patches, temporal.shape[1]))

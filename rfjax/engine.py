@@ -1,0 +1,187 @@
+"""Parameters and the compiled functions that run them.
+
+Each function is compiled ahead of time, once for a batch size and resolution, all of them side by side; a stream of
+any length, prompt or seed then runs without compiling again.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from rfjax.config import ModelConfig
+from rfjax.dit.model import TextKV
+from rfjax.dit.rope import axis_pairs
+from rfjax.rolling.plan import KeyTable, StepPlan
+from rfjax.rolling.step import RollingState, init_state, rolling_step
+from rfjax.vae.model import init_decoder_state, to_uint8
+
+
+class Shape(NamedTuple):
+    """What a set of executables is compiled for; latent height and width are pixels / 8."""
+
+    batch: int
+    latent_height: int
+    latent_width: int
+
+
+class Pixels(NamedTuple):
+    """One decoded chunk, in both forms; either stays on the device until somebody looks at it."""
+
+    unit: Float[Array, "B T H W 3"]  # -1 .. 1
+    uint8: Int[Array, "B T H W 3"]
+
+
+class Executables(NamedTuple):
+    """The compiled functions of one shape."""
+
+    encode_text: Callable[[Any, Array, Array], Array]
+    text_kv: Callable[[Any, Array], TextKV]
+    step: Callable[[Any, RollingState, TextKV, StepPlan, Array], RollingState]
+    decode_first: Callable[[Any, Array, Any], tuple[Pixels, Any]]
+    decode_next: Callable[[Any, Array, Any], tuple[Pixels, Any]]
+
+
+class Engine:
+    """One model on its devices.
+
+    Args:
+        config: of the model.
+        graphs: for "dit", "vae" and "text", the NNX graph definition.
+        params: likewise, the parameters.
+        dtype: of the DiT's and the VAE decoder's activations and caches.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        graphs: Mapping[str, nnx.GraphDef],
+        params: Mapping[str, nnx.State],
+        dtype: str,
+    ):
+        self.config, self.graphs, self.params = config, graphs, params
+        self.dtype = jnp.dtype(dtype)
+        self.compilations = 0
+        self._executables: dict[Shape, Executables] = {}
+        self._encode_text: Any = None
+        self._encoders: dict[tuple[int, ...], Any] = {}
+
+    def executables(self, shape: Shape) -> Executables:
+        """The compiled functions for `shape`, compiled now if they have not been."""
+        if shape not in self._executables:
+            self._executables[shape] = self._compile(shape)
+        return self._executables[shape]
+
+    def init_state(self, shape: Shape) -> RollingState:
+        return init_state(self.config, *shape, dtype=self.dtype)
+
+    def init_decoder_state(self, shape: Shape) -> Any:
+        return init_decoder_state(self.config.vae, *shape, dtype=self.dtype)
+
+    def text_kv_shape(self, shape: Shape) -> TextKV:
+        """Abstract cross-attention keys and values of a shape."""
+        return jax.eval_shape(self._text_kv, self.params["dit"], self._context_shape(shape))
+
+    def encode_video(self, pixels: Float[np.ndarray, "B T H W 3"]) -> Float[np.ndarray, "B F C H W"]:
+        """Normalised latents of pixels in -1 .. 1; compiled once for each shape of `pixels`."""
+        if pixels.shape not in self._encoders:
+
+            def encode(params: nnx.State, pixels: Array) -> Array:
+                return self._module("vae", params).encode(pixels)
+
+            lowered = self._lower(encode, self.params["vae"], pixels)
+            self._encoders[pixels.shape] = self._count(lowered.compile())
+        return np.asarray(self._encoders[pixels.shape](self.params["vae"], pixels))
+
+    def _module(self, part: str, params: nnx.State) -> Any:
+        return nnx.merge(self.graphs[part], params)
+
+    def _text_kv(self, params: nnx.State, context: Array) -> TextKV:
+        return self._module("dit", params).text_keys_values(context)
+
+    def _context_shape(self, shape: Shape) -> jax.ShapeDtypeStruct:
+        dit = self.config.dit
+        return jax.ShapeDtypeStruct((shape.batch, dit.text_len, dit.text_dim), jnp.float32)
+
+    def _lower(self, function: Callable, *args: Any, donate: tuple[int, ...] = ()) -> Any:
+        abstract = jax.tree.map(_abstract, args)
+        # Where a backend would take a faster, coarser product by default, float32 means float32.
+        with jax.default_matmul_precision("highest" if self.dtype == jnp.float32 else "default"):
+            return jax.jit(function, donate_argnums=donate).lower(*abstract)
+
+    def _count(self, compiled: Any) -> Any:
+        self.compilations += 1
+        return compiled
+
+    def _compile(self, shape: Shape) -> Executables:
+        """Lowers one after the other, compiles in parallel (the compiler runs outside Python's lock)."""
+        lowered = {} if self._encode_text else {"encode_text": self._lower_text()}
+        lowered |= self._lower_rolling(shape) | self._lower_decode(shape)
+        with ThreadPoolExecutor(max_workers=len(lowered)) as pool:
+            futures = {name: pool.submit(low.compile) for name, low in lowered.items()}
+        compiled = {name: self._count(future.result()) for name, future in futures.items()}
+        self._encode_text = compiled.setdefault("encode_text", self._encode_text)
+        return Executables(**compiled)
+
+    def _lower_text(self) -> Any:
+        def encode_text(params: nnx.State, ids: Array, lengths: Array) -> Array:
+            return self._module("text", params)(ids, lengths)
+
+        ids = np.zeros((1, self.config.dit.text_len), np.int32)
+        return self._lower(encode_text, self.params["text"], ids, np.zeros(1, np.int32))
+
+    def _lower_rolling(self, shape: Shape) -> dict[str, Any]:
+        config = self.config
+
+        def step(params: nnx.State, state: RollingState, kv: TextKV, plan: StepPlan, noise: Array) -> RollingState:
+            return rolling_step(config, self._module("dit", params), state, kv, plan, noise)
+
+        params = self.params["dit"]
+        state = jax.eval_shape(lambda: self.init_state(shape))
+        kv = self.text_kv_shape(shape)
+        return {
+            "text_kv": self._lower(self._text_kv, params, self._context_shape(shape)),
+            "step": self._lower(step, params, state, kv, _abstract_plan(config), state.x0, donate=(1,)),
+        }
+
+    def _lower_decode(self, shape: Shape) -> dict[str, Any]:
+        def decode(first: bool) -> Callable:
+            def run(params: nnx.State, latents: Array, state: Any) -> tuple[Pixels, Any]:
+                unit, state = self._module("vae", params).decode(latents, state, first=first)
+                return Pixels(unit, to_uint8(unit)), state
+
+            return run
+
+        rolling, vae = self.config.rolling, self.config.vae
+        block = (shape.batch, rolling.block_frames, vae.z_dim, shape.latent_height, shape.latent_width)
+        args = (
+            self.params["vae"],
+            jax.ShapeDtypeStruct(block, jnp.float32),
+            jax.eval_shape(lambda: self.init_decoder_state(shape)),
+        )
+        return {
+            "decode_first": self._lower(decode(True), *args, donate=(2,)),
+            "decode_next": self._lower(decode(False), *args, donate=(2,)),
+        }
+
+
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
+
+
+def _abstract_plan(config: ModelConfig) -> StepPlan:
+    rolling = config.rolling
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    table = KeyTable(jax.ShapeDtypeStruct((rolling.max_attention_blocks,), jnp.int32), number)
+    pairs = axis_pairs(config.dit.head_dim)[0]
+    frames = (rolling.window_blocks + 1) * rolling.block_frames
+    angles = jax.ShapeDtypeStruct((frames, pairs), jnp.float32)
+    sink = jax.ShapeDtypeStruct((1, pairs), jnp.float32)
+    return StepPlan(table, table, number, (angles, angles), (sink, sink))

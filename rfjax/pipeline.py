@@ -1,0 +1,372 @@
+"""`RollingForcingPipeline`: text to streamed video."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from rfjax.config import ModelConfig
+from rfjax.dit.model import TextKV
+from rfjax.engine import Engine, Shape
+from rfjax.errors import InputError
+from rfjax.inputs import (
+    Length,
+    check_length,
+    check_prompts,
+    check_seeds,
+    check_size,
+    refuse_guidance,
+    whole_blocks,
+)
+from rfjax.rolling.noise import NoiseFn, checked_noise, counter_noise
+from rfjax.rolling.plan import Roll
+from rfjax.stream import BlockCallback, Chunk, StreamState, VideoStream
+from rfjax.text import Tokenizer
+
+logger = logging.getLogger("rfjax")
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Seconds of wall time of one call. Compilation, where it was needed, is in `setup` alone."""
+
+    setup: float  # checks, compilation, text and conditioning
+    first_frame: float  # from the call to the first chunk's pixels
+    denoise: float
+    decode: float
+    total: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOutput:
+    """What a call gives.
+
+    Attributes:
+        frames: one entry a prompt. "np": float32 [T, H, W, 3] in 0 .. 1; "pil": a list of images; "latent":
+            float32 [F, 16, h, w], normalised.
+        seed: what to pass to get the same video again.
+        timings: seconds.
+    """
+
+    frames: list[Any]
+    seed: int | list[int]
+    timings: Timings
+
+
+class RollingForcingPipeline:
+    """Text (and optionally an image or a video) to video, block by block.
+
+    Rolling Forcing: a window of five blocks at rising noise is denoised jointly while a sink block and recent clean
+    blocks, kept in a cache, hold the scene together. The output has no length limit.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+        self.engine, self.tokenizer = engine, tokenizer
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        dtype: str = "bfloat16",
+        mesh: jax.sharding.Mesh | None = None,
+        *,
+        text_dtype: str | None = None,
+        vae_encode_dtype: str = "float32",
+    ) -> "RollingForcingPipeline":
+        """Loads a checkpoint that `rfjax convert` wrote.
+
+        Args:
+            path: the checkpoint's directory.
+            dtype: of matmuls, activations and caches, "float32" or "bfloat16". Norms, softmax, modulation and both
+                ends of the DiT are float32 always.
+            mesh: devices that hold the weights, each whole; None is the default device.
+            text_dtype: of the text encoder; None is `dtype`.
+            vae_encode_dtype: of the VAE encoder. bfloat16 here is known to harm what is conditioned on it.
+
+        Raises:
+            InputError: the checkpoint is missing, broken or of another kind, or a dtype is unknown.
+        """
+        from rfjax.weights.parts import load_parts
+
+        for name in (dtype, text_dtype or dtype, vae_encode_dtype):
+            if name not in DTYPES:
+                raise InputError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
+        config, graphs, params = load_parts(
+            path,
+            dtypes={"dit": dtype, "vae": dtype, "text": text_dtype or dtype, "vae_encoder": vae_encode_dtype},
+            sharding=None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
+        )
+        return cls(Engine(config, graphs, params, dtype), Tokenizer.from_dir(Path(path) / "tokenizer"))
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.engine.config
+
+    def save(self, path: str | Path) -> None:
+        """Writes the pipeline as a checkpoint that `from_pretrained` reads.
+
+        Raises:
+            InputError: `path` exists or cannot be written.
+        """
+        from rfjax.weights.store import save
+
+        save(Path(path), self.config, self.engine.params, self.tokenizer.directory, {"source": "pipeline"})
+
+    def warmup(self, height: int = 480, width: int = 832, batch: int = 1) -> None:
+        """Compiles all that a stream of this size needs, so that the first frame does not wait for it.
+
+        Raises:
+            InputError: the size is not valid.
+        """
+        self.engine.executables(Shape(batch, *check_size(height, width, self.config)))
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str],
+        num_frames: int | None = None,
+        height: int = 480,
+        width: int = 832,
+        seed: int | Sequence[int] | None = None,
+        output_type: Literal["np", "pil", "latent"] = "np",
+        image: Any = None,
+        video: Any = None,
+        noise: NoiseFn | None = None,
+        callback_on_block_end: BlockCallback | None = None,
+        *,
+        num_latent_frames: int | None = None,
+        guidance_scale: float | None = None,
+        negative_prompt: str | None = None,
+    ) -> PipelineOutput:
+        """Generates whole videos.
+
+        Args:
+            prompt: one text, or a list for a batch.
+            num_frames: pixel frames of each video; 81 unless `num_latent_frames` is given.
+            height, width: pixels, multiples of 16.
+            seed: of the noise; in a batch item i takes seed + i, so that it equals a run of its own, or item i of
+                a list. None draws one, prints and returns it.
+            output_type: "np", "pil" or "latent".
+            image, video: clean beginning, see `stream`.
+            noise: see `stream`.
+            callback_on_block_end: called as (pipeline, block index, chunk) when a block is finished.
+            num_latent_frames: the length in latent frames instead.
+            guidance_scale, negative_prompt: refused; a distilled model has neither.
+
+        Raises:
+            InputError: an argument is not valid.
+        """
+        start = time.perf_counter()
+        if output_type not in ("np", "pil", "latent"):
+            raise InputError(f"output_type {output_type!r} is not one of np, pil, latent")
+        if num_frames is None and num_latent_frames is None:
+            num_frames = 81
+        chunks: list[Chunk] = []
+        with self.stream(
+            prompt, num_frames, height, width, seed, image, video, noise,
+            num_latent_frames=num_latent_frames, guidance_scale=guidance_scale, negative_prompt=negative_prompt,
+            decode=output_type != "latent",
+        ) as stream:  # fmt: skip
+            setup = first_frame = time.perf_counter() - start
+            for chunk in stream:
+                if not chunks:
+                    first_frame = time.perf_counter() - start
+                chunks.append(chunk)
+                if callback_on_block_end is not None:
+                    callback_on_block_end(self, chunk.index, chunk)
+        videos = _join(chunks, output_type)
+        frames = [videos] if isinstance(prompt, str) else list(videos)
+        if output_type == "latent" and num_latent_frames is not None:
+            frames = [latents[:num_latent_frames] for latents in frames]
+        if output_type == "pil":
+            frames = [_to_pil(video) for video in frames]
+        timings = Timings(
+            setup=setup,
+            first_frame=first_frame,
+            denoise=sum(chunk.timings.denoise for chunk in chunks),
+            decode=sum(chunk.timings.decode for chunk in chunks),
+            total=time.perf_counter() - start,
+        )
+        return PipelineOutput(frames=frames, seed=stream.seed, timings=timings)
+
+    def stream(
+        self,
+        prompt: str | Sequence[str],
+        num_frames: int | None = None,
+        height: int = 480,
+        width: int = 832,
+        seed: int | Sequence[int] | None = None,
+        image: Any = None,
+        video: Any = None,
+        noise: NoiseFn | None = None,
+        *,
+        num_latent_frames: int | None = None,
+        guidance_scale: float | None = None,
+        negative_prompt: str | None = None,
+        decode: bool = True,
+    ) -> VideoStream:
+        """Opens a stream; iterate it for chunks of frames as they are finished.
+
+        Args:
+            prompt: one text, or a list for a batch of streams that run in step.
+            num_frames: pixel frames; None (and no `num_latent_frames`) is endless.
+            height, width: pixels, multiples of 16.
+            seed: as in `__call__`.
+            image: a clean beginning, path, PIL image or array [H, W, 3] (uint8, or float 0 .. 1). It is held still
+                for the 9 frames of the first block: the cache works in whole blocks, and a block of one clean
+                frame and two invented ones would not be clean.
+            video: likewise a path or array [T, H, W, 3], at least 9 frames; those that fill whole blocks, counted
+                from its end, become the first blocks.
+            noise: `(block, step) -> float32 [3, 16, h, w]`, used instead of the seed's: step 0 is the initial noise
+                of the block, steps 1 .. 4 the re-noising before its next denoising steps.
+            num_latent_frames, guidance_scale, negative_prompt: as in `__call__`.
+            decode: False skips the VAE; chunks then have latents only.
+
+        Given frames are part of the video: they come first and count in `num_frames`.
+
+        Raises:
+            InputError: an argument is not valid.
+        """
+        refuse_guidance(guidance_scale, negative_prompt)
+        prompts = check_prompts(prompt)
+        size = check_size(height, width, self.config)
+        length = check_length(num_frames, num_latent_frames, self.config)
+        if image is not None and video is not None:
+            raise InputError("both image and video are given; a stream begins with one of them")
+        shape = Shape(len(prompts), *size)
+        noises, seeds = self._noises(noise, seed, shape)
+        given = self._given(image, video, height, width, shape)
+        roll = self._roll(length, given.shape[1])
+        single = isinstance(prompt, str)
+        state = StreamState(
+            rolling=self.engine.init_state(shape),
+            text_kv=self.text_kv(prompts, shape),
+            decoder=self.engine.init_decoder_state(shape),
+            step=np.int64(roll.first_step),
+            given=given,
+        )
+        return VideoStream(
+            self,
+            prompt=prompts[0] if single else prompts,
+            state=state,
+            shape=shape,
+            roll=roll,
+            noises=noises,
+            total_frames=length.pixel_frames,
+            metadata={"seed": seeds[0] if single else seeds, "custom_noise": noise is not None},
+            decode=decode,
+        )
+
+    def resume(self, path: str | Path, noise: NoiseFn | None = None) -> VideoStream:
+        """Continues a stream that `VideoStream.save` wrote, bit for bit.
+
+        Args:
+            path: the file.
+            noise: needed if, and only if, the stream ran on a noise function of its own.
+
+        Raises:
+            InputError: the file is missing, broken or of another model, or `noise` does not fit.
+        """
+        from rfjax.snapshot import load_snapshot
+
+        details, arrays = load_snapshot(path, self)
+        shape, roll = Shape(*details["shape"]), Roll(*details["roll"])
+        if details["custom_noise"] != (noise is not None):
+            had = "a noise function of its own; pass it" if noise is None else "seeded noise; pass no noise function"
+            raise InputError(f"{path}: this stream ran on {had}")
+        return VideoStream(
+            self,
+            prompt=details["prompt"],
+            state=arrays,
+            shape=shape,
+            roll=roll,
+            noises=self._noises(noise, details["seed"], shape)[0],
+            total_frames=details["total_frames"],
+            metadata={key: details[key] for key in ("seed", "custom_noise")},
+            decode=details["decode"],
+            next_block=details["next_block"],
+        )
+
+    def text_kv(self, prompt: str | Sequence[str], shape: Shape) -> TextKV:
+        """Cross-attention keys and values of a prompt, or of as many as the shape's batch."""
+        text_len, run = self.config.dit.text_len, self.engine.executables(shape)
+        prompts = check_prompts(prompt)
+        tokens = self.tokenizer(prompts, text_len)
+        for text, dropped in zip(prompts, tokens.dropped, strict=True):
+            if dropped:
+                logger.warning(
+                    "the prompt is longer than %d tokens: its last %d are ignored (%s...)",
+                    text_len, dropped, text[:40],
+                )  # fmt: skip
+        contexts = [
+            np.asarray(run.encode_text(self.engine.params["text"], tokens.ids[i : i + 1], tokens.lengths[i : i + 1]))
+            for i in range(len(prompts))
+        ]
+        return run.text_kv(self.engine.params["dit"], np.concatenate(contexts))
+
+    def _noises(
+        self, noise: NoiseFn | None, seed: int | Sequence[int] | None, shape: Shape
+    ) -> tuple[list[NoiseFn], list[int | None]]:
+        block = (self.config.rolling.block_frames, self.config.dit.in_dim, *shape[1:])
+        if noise is None:
+            seeds = check_seeds(seed, shape.batch)
+            return [counter_noise(s, block) for s in seeds], list(seeds)
+        if seed is not None:
+            raise InputError(f"seed={seed} and a noise function are both given; the noise comes from one of them")
+        return [checked_noise(noise, block)] * shape.batch, [None] * shape.batch
+
+    def _roll(self, length: Length, given: int) -> Roll:
+        if length.blocks is not None and length.blocks <= given:
+            raise InputError(
+                f"the given image or video fills {given} blocks, and the whole video is to have {length.blocks}; "
+                "ask for more frames"
+            )
+        return Roll(given, None if length.blocks is None else length.blocks - 1)
+
+    def _given(
+        self, image: Any, video: Any, height: int, width: int, shape: Shape
+    ) -> Float[np.ndarray, "B k f C H W"]:
+        """Latents of the conditioned blocks; none without an image or a video."""
+        from rfjax.video import load_image, load_video
+
+        block, channels = self.config.rolling.block_frames, self.config.dit.in_dim
+        if image is not None:
+            frames = load_image(image, height, width)[None].repeat(self._block_pixels(1), axis=0)
+        elif video is not None:
+            frames = load_video(video, height, width)
+            wanted = self._block_pixels(whole_blocks(len(frames), self.config))
+            if not wanted:
+                raise InputError(f"video has {len(frames)} frames; at least {self._block_pixels(1)} are needed")
+            if wanted < len(frames):
+                logger.warning("of the video's %d frames the last %d fill whole blocks", len(frames), wanted)
+            frames = frames[-wanted:]
+        else:
+            return np.zeros((shape.batch, 0, block, channels, *shape[1:]), np.float32)
+        latents = self.engine.encode_video(frames[None].astype(np.float32) / 127.5 - 1)
+        blocks = latents.reshape(1, -1, block, *latents.shape[2:])
+        return np.repeat(blocks, shape.batch, axis=0)
+
+    def _block_pixels(self, blocks: int) -> int:
+        return 1 + self.config.vae.temporal_stride * (blocks * self.config.rolling.block_frames - 1) if blocks else 0
+
+
+def _join(chunks: Sequence[Chunk], output_type: str) -> np.ndarray:
+    """The chunks as one array along time, which is the first axis, or the second behind a batch."""
+    field = {"np": "frames_float", "pil": "frames", "latent": "latents"}[output_type]
+    axis = 0 if isinstance(chunks[0].prompt, str) else 1
+    return np.concatenate([getattr(chunk, field) for chunk in chunks], axis=axis)
+
+
+def _to_pil(video: np.ndarray) -> list[Any]:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError("output_type='pil' needs Pillow: pip install pillow") from None
+    return [Image.fromarray(frame) for frame in video]
