@@ -20,9 +20,7 @@ Nested = dict[str, Any]
 def flatten(state: Any) -> Flat:
     """The leaves of an NNX state, or of nested dicts, by dotted path."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {
-        ".".join(str(k.key) for k in path if isinstance(k, jax.tree_util.DictKey)): leaf for path, leaf in leaves
-    }
+    return {".".join(str(k.key) for k in path if isinstance(k, jax.tree_util.DictKey)): leaf for path, leaf in leaves}
 
 
 def nest(flat: Mapping[str, Any]) -> Nested:

@@ -24,39 +24,58 @@ class StateDict:
     """The tensors of one part, by the release's names; `kind` is "bare" if the file offered no choice."""
 
     path: Path
-    tensors: Mapping[str, np.ndarray]
     kind: Kind
+    tensors: Mapping[str, np.ndarray]
 
 
-def read_state_dict(path: Path, weights: Weights = "ema") -> StateDict:
-    """Reads the weights of a part, in any layout of `rfjax.weights.names`.
+def read_state_dicts(path: Path) -> dict[Kind, StateDict]:
+    """Reads each set of weights in a file, in any layout of `rfjax.weights.names`, by its kind.
 
     Args:
         path: a torch file, a safetensors file or the index of a sharded one.
-        weights: which to take if the file holds both averaged and raw weights.
 
     Raises:
-        InputError: the file cannot be read, lacks those weights, or holds something else.
+        InputError: the file cannot be read or holds something else.
     """
     content = read_weights(path)
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, not a state dict")
-    kinds = {kind: content[entry] for entry, kind in _ENTRIES.items() if isinstance(content.get(entry), dict)}
-    kind: Kind = weights if kinds else "bare"
-    if kinds and kind not in kinds:
-        raise InputError(f"{path} has no {kind} weights, only {', '.join(kinds)}; choose those with weights")
-    chosen = kinds[kind] if kinds else content
-    strange = [str(name) for name, value in chosen.items() if not isinstance(value, np.ndarray)]
-    if strange or not chosen:
+    sets: dict[Kind, dict] = {
+        kind: content[entry] for entry, kind in _ENTRIES.items() if isinstance(content.get(entry), dict)
+    }
+    return {kind: _state_dict(path, kind, tensors) for kind, tensors in (sets or {"bare": content}).items()}
+
+
+def _state_dict(path: Path, kind: Kind, tensors: Mapping[str, np.ndarray]) -> StateDict:
+    strange = [str(name) for name, value in tensors.items() if not isinstance(value, np.ndarray)]
+    if strange or not tensors:
         raise InputError(
             f"{path} is not a state dict of tensors: it holds {', '.join(strange[:5]) or 'nothing'}; "
             f"expected tensors, or {' and '.join(_ENTRIES)}"
         )
     try:
-        names = release_names(chosen)
+        names = release_names(tensors)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return StateDict(path, {names[name]: tensor for name, tensor in chosen.items() if name in names}, kind)
+    return StateDict(path, kind, {new: tensors[name] for name, new in names.items()})
+
+
+def read_state_dict(path: Path, weights: Weights) -> StateDict:
+    """Reads the weights of one part.
+
+    Args:
+        path: as for `read_state_dicts`.
+        weights: which to take if the file holds both averaged and raw ones.
+
+    Raises:
+        InputError: as `read_state_dicts`, or the file lacks those weights.
+    """
+    sets = read_state_dicts(path)
+    if "bare" in sets:
+        return sets["bare"]
+    if weights not in sets:
+        raise InputError(f"{path} has no {weights} weights; choose --weights {' or '.join(sets)}")
+    return sets[weights]
 
 
 def check_part(part: str, state: StateDict) -> None:

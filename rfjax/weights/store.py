@@ -213,7 +213,8 @@ def _restore(checkpointer: Any, folder: Path, wanted: Mapping[str, Any]) -> dict
 
     default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     args = {
-        name: ocp.ArrayRestoreArgs(dtype=leaf.dtype, sharding=leaf.sharding or default) for name, leaf in wanted.items()
+        name: ocp.ArrayRestoreArgs(dtype=leaf.dtype, sharding=leaf.sharding or default)
+        for name, leaf in wanted.items()
     }
     request = ocp.args.PyTreeRestore(item=nest(wanted), restore_args=nest(args), partial_restore=True)
     return jax.block_until_ready(flatten(checkpointer.restore(folder, request)))
