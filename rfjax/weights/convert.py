@@ -89,7 +89,7 @@ def convert(
         check_part(part, state)
     model = read_config(files.config, states)
     dtypes = {part: _DTYPES[dtype] if dtype else _main_dtype(state) for part, state in states.items()}
-    params = {part: flatten(parts.abstract_state(part, model, dtypes[part])) for part in states}
+    params = {part: flatten(parts.abstract_part(part, model, dtypes[part])[1]) for part in states}
     _check_all(model, states, params)
 
     nbytes = sum(p.size * p.dtype.itemsize for leaves in params.values() for p in leaves.values())

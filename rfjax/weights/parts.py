@@ -1,5 +1,11 @@
-"""The three parts of a model that have weights: how each is built and where its weights come from."""
+"""The three parts of a model that have weights: how each is built, filled and loaded."""
 
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -10,9 +16,9 @@ from rfjax.config import ModelConfig
 from rfjax.dit.model import DiT
 from rfjax.text.model import UMT5Encoder
 from rfjax.vae.model import VAE
+from rfjax.weights import store
 from rfjax.weights.keymap import Source
 
-_MODELS = {"dit": DiT, "vae": VAE, "text": UMT5Encoder}
 _KEY_MAPS = {
     "dit": rfjax.dit.params.key_map,
     "vae": rfjax.vae.params.key_map,
@@ -20,12 +26,58 @@ _KEY_MAPS = {
 }
 
 
-def abstract_state(part: str, config: ModelConfig, dtype: DTypeLike) -> nnx.State:
-    """The shapes and dtypes of a part's parameters ("dit", "vae" or "text") when its matmuls run in `dtype`."""
-    model = _MODELS[part]
-    return nnx.state(nnx.eval_shape(lambda: model(getattr(config, part), dtype=dtype, rngs=nnx.Rngs(0))))
-
-
 def key_map(part: str, config: ModelConfig) -> dict[str, Source]:
-    """Where the parameters of a part come from."""
+    """Where each parameter of a part ("dit", "vae" or "text") comes from in the release."""
     return _KEY_MAPS[part](getattr(config, part))
+
+
+def abstract_part(
+    part: str, config: ModelConfig, dtype: DTypeLike, encoder_dtype: DTypeLike = jnp.float32
+) -> tuple[nnx.GraphDef, nnx.State]:
+    """A part's graph definition and the shapes and dtypes of its parameters, without making them.
+
+    Args:
+        part: "dit", "vae" or "text".
+        config: of the whole model.
+        dtype: of the part's matmuls and convolutions.
+        encoder_dtype: likewise, of the VAE's encoder.
+    """
+
+    def build() -> nnx.Module:
+        rngs = nnx.Rngs(0)
+        if part == "dit":
+            return DiT(config.dit, dtype=dtype, rngs=rngs)
+        if part == "vae":
+            return VAE(config.vae, dtype=dtype, encoder_dtype=encoder_dtype, rngs=rngs)
+        return UMT5Encoder(config.text, dtype=dtype, rngs=rngs)
+
+    return nnx.split(nnx.eval_shape(build))
+
+
+def load_parts(
+    path: str | PathLike[str],
+    *,
+    dtypes: Mapping[str, str],
+    sharding: jax.sharding.Sharding | None = None,
+) -> tuple[ModelConfig, dict[str, nnx.GraphDef], dict[str, nnx.State]]:
+    """Loads a whole checkpoint.
+
+    Args:
+        path: the checkpoint.
+        dtypes: of "dit", "vae" (its decoder), "vae_encoder" and "text".
+        sharding: of every parameter; None is the default device.
+
+    Returns:
+        The configuration and, by part, graph definitions and parameters.
+
+    Raises:
+        InputError: the checkpoint is missing, damaged, or not of this model.
+    """
+    path = Path(path)
+    config = store.load_config(path)
+    graphs, params = {}, {}
+    for part in store.PARTS:
+        graphs[part], abstract = abstract_part(part, config, dtypes[part], dtypes["vae_encoder"])
+        placed = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=sharding), abstract)
+        params[part] = store.load_params(path, part, placed)
+    return config, graphs, params
