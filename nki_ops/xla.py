@@ -34,7 +34,7 @@ def rotate(
     Returns:
         The rotated array in the dtype of `x`; the arithmetic is float32.
     """
-    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
     even, odd = pairs[..., 0], pairs[..., 1]
     rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
     return rotated.reshape(x.shape).astype(x.dtype)

@@ -1,0 +1,51 @@
+"""Shared fixtures: the golden data, the tiny release, and pipelines built from it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The recorded numbers of the PyTorch release, and its tiny checkpoint."""
+    return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def load_golden():
+    """`load_golden("dit_single")` -> arrays (npz) and description (json, empty where there is none)."""
+
+    def load(name: str):
+        folder = GOLDEN / "tiny_a" / "golden"
+        text = folder / f"{name}.json"
+        return np.load(folder / f"{name}.npz"), json.loads(text.read_text()) if text.exists() else {}
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory) -> Path:
+    """The tiny release, converted in float32 (EMA weights)."""
+    from rfjax.weights.convert import convert
+
+    path = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    convert(GOLDEN / "tiny_a", path, dtype="float32")
+    return path
+
+
+@pytest.fixture(scope="session")
+def pipe(tiny_checkpoint):
+    """A float32 pipeline on the tiny release; its executables are compiled once for the whole session."""
+    from rfjax import RollingForcingPipeline
+
+    return RollingForcingPipeline.from_pretrained(tiny_checkpoint, dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def tiny_dit(pipe):
+    """(graph definition, parameters) of the tiny DiT, EMA weights, float32."""
+    return pipe.engine.graphs["dit"], pipe.engine.params["dit"]
