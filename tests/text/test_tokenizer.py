@@ -1,3 +1,5 @@
+"""The tokenizer against recorded ids of the PyTorch release."""
+
 import json
 import subprocess
 import sys
