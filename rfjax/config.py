@@ -134,6 +134,10 @@ class ModelConfig:
         """Height and width in pixels must be multiples of this: VAE stride times patch size."""
         return self.vae.spatial_stride * self.dit.patch_size[1]
 
+    def pixel_frames(self, blocks: int) -> int:
+        """Pixel frames of a video's first `blocks` blocks: 9, then 12 a block, for Wan's VAE and 3-frame blocks."""
+        return 1 + self.vae.temporal_stride * (blocks * self.rolling.block_frames - 1) if blocks else 0
+
     def to_json(self) -> dict[str, Any]:
         """A plain dict of dicts that `from_json` reads back."""
         return dataclasses.asdict(self)

@@ -3,13 +3,16 @@
 import logging
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import UInt8
 
 from rfjax.config import ModelConfig
 from rfjax.errors import InputError
 from rfjax.rolling.noise import MAX_SEED
+from rfjax.video import fit, read_image, read_video, to_pixels
 
 logger = logging.getLogger("rfjax")
 
@@ -129,7 +132,45 @@ def refuse_guidance(guidance_scale: float | None, negative_prompt: Any) -> None:
         )
 
 
-def whole_blocks(n_frames: int, config: ModelConfig) -> int:
-    """The most blocks that `n_frames` pixel frames fill: the first takes 9, every later one 12 (for Wan's VAE)."""
-    stride, block = config.vae.temporal_stride, config.rolling.block_frames
-    return max(0, (n_frames - 1) // stride + 1) // block
+def given_frames(
+    image: Any, video: Any, height: int, width: int, config: ModelConfig
+) -> UInt8[np.ndarray, "T H W 3"] | None:
+    """The clean beginning that a user gives, as the frames of whole blocks; None if there is none.
+
+    An image is held still for the first block. Of a video the last frames that fill whole blocks are taken, since
+    what is generated goes on from its end.
+
+    Raises:
+        InputError: both are given, the input cannot be read, or a video is shorter than one block.
+    """
+    if image is not None and video is not None:
+        raise InputError("both image and video are given; a stream begins with one of them")
+    one_block = config.pixel_frames(1)
+    if image is not None:
+        if isinstance(image, str | Path):
+            frame = read_image(image, height, width)
+        else:
+            frame = fit(_with_axes(image, "image", 3), height, width)
+        return np.repeat(frame[None], one_block, axis=0)
+    if video is None:
+        return None
+    if isinstance(video, str | Path):
+        frames = read_video(video, height, width)
+    else:
+        frames = fit(_with_axes(video, "video", 4), height, width)
+    if len(frames) < one_block:
+        raise InputError(f"the given video has {len(frames)} frames; at least {one_block} are needed")
+    latents = (len(frames) - 1) // config.vae.temporal_stride + 1
+    used = config.pixel_frames(latents // config.rolling.block_frames)
+    if used < len(frames):
+        logger.warning(
+            "of the given video's %d frames the last %d are used: they fill whole blocks", len(frames), used
+        )
+    return frames[-used:]
+
+
+def _with_axes(value: Any, name: str, axes: int) -> UInt8[np.ndarray, "*T H W 3"]:
+    pixels = to_pixels(value)
+    if pixels.ndim != axes:
+        raise InputError(f"{name} has shape {list(pixels.shape)}; {axes} axes are needed")
+    return pixels

@@ -21,8 +21,8 @@ from rfjax.inputs import (
     check_prompts,
     check_seeds,
     check_size,
+    given_frames,
     refuse_guidance,
-    whole_blocks,
 )
 from rfjax.rolling.noise import NoiseFn, checked_noise, counter_noise
 from rfjax.rolling.plan import Roll
@@ -238,8 +238,6 @@ class RollingForcingPipeline:
         prompts = check_prompts(prompt)
         size = check_size(height, width, self.config)
         length = check_length(num_frames, num_latent_frames, self.config)
-        if image is not None and video is not None:
-            raise InputError("both image and video are given; a stream begins with one of them")
         shape = Shape(len(prompts), *size)
         noises, seeds = self._noises(noise, seed, shape)
         given = self._given(image, video, height, width, shape)
@@ -334,27 +332,12 @@ class RollingForcingPipeline:
         self, image: Any, video: Any, height: int, width: int, shape: Shape
     ) -> Float[np.ndarray, "B k f C H W"]:
         """Latents of the conditioned blocks; none without an image or a video."""
-        from rfjax.video import load_image, load_video
-
         block, channels = self.config.rolling.block_frames, self.config.dit.in_dim
-        if image is not None:
-            frames = load_image(image, height, width)[None].repeat(self._block_pixels(1), axis=0)
-        elif video is not None:
-            frames = load_video(video, height, width)
-            wanted = self._block_pixels(whole_blocks(len(frames), self.config))
-            if not wanted:
-                raise InputError(f"video has {len(frames)} frames; at least {self._block_pixels(1)} are needed")
-            if wanted < len(frames):
-                logger.warning("of the video's %d frames the last %d fill whole blocks", len(frames), wanted)
-            frames = frames[-wanted:]
-        else:
+        frames = given_frames(image, video, height, width, self.config)
+        if frames is None:
             return np.zeros((shape.batch, 0, block, channels, *shape[1:]), np.float32)
         latents = self.engine.encode_video(frames[None].astype(np.float32) / 127.5 - 1)
-        blocks = latents.reshape(1, -1, block, *latents.shape[2:])
-        return np.repeat(blocks, shape.batch, axis=0)
-
-    def _block_pixels(self, blocks: int) -> int:
-        return 1 + self.config.vae.temporal_stride * (blocks * self.config.rolling.block_frames - 1) if blocks else 0
+        return np.repeat(latents.reshape(1, -1, block, *latents.shape[2:]), shape.batch, axis=0)
 
 
 def _join(chunks: Sequence[Chunk], output_type: str) -> np.ndarray:

@@ -128,7 +128,7 @@ class VideoStream:
     @property
     def frames_done(self) -> int:
         """Pixel frames yielded so far."""
-        return self._limit(self._pixel_frames(self._next_block))
+        return self._limit(self._engine.config.pixel_frames(self._next_block))
 
     def __enter__(self) -> "VideoStream":
         return self
@@ -157,7 +157,7 @@ class VideoStream:
         pixels = self._decode_block(latents) if self._decode else None
         decoded = time.perf_counter()
 
-        first_frame = self._pixel_frames(block)
+        first_frame = self._engine.config.pixel_frames(block)
         self._next_block += 1
         host = np.asarray(latents)
         return Chunk(
@@ -167,7 +167,7 @@ class VideoStream:
             pixels=pixels,
             prompt=self._prompt if isinstance(self._prompt, str) else list(self._prompt),
             timings=ChunkTimings(denoise=denoised - start, decode=decoded - denoised),
-            n_frames=self._limit(self._pixel_frames(block + 1)) - first_frame,
+            n_frames=self._limit(self._engine.config.pixel_frames(block + 1)) - first_frame,
         )
 
     def set_prompt(self, prompt: str | list[str]) -> int:
@@ -191,7 +191,7 @@ class VideoStream:
             raise InputError(f"prompt {prompt!r} does not fit this stream; it takes {wanted}")
         self._state = state._replace(text_kv=self._pipeline.text_kv(prompt, self._shape))
         self._prompt = prompt
-        first = self._pixel_frames(max(self._next_block, self._roll.first))
+        first = self._engine.config.pixel_frames(max(self._next_block, self._roll.first))
         logger.info("the new prompt can show from frame %d on", first)
         return first
 
@@ -260,12 +260,6 @@ class VideoStream:
         pixels, decoder = decode(self._engine.params["vae"], latents, state.decoder)
         self._state = state._replace(decoder=decoder)
         return jax.block_until_ready(pixels)
-
-    def _pixel_frames(self, blocks: int) -> int:
-        """Pixel frames of the first `blocks` blocks."""
-        config = self._engine.config
-        latents = blocks * config.rolling.block_frames
-        return 1 + config.vae.temporal_stride * (latents - 1) if blocks else 0
 
     def _limit(self, frames: int) -> int:
         return frames if self.total_frames is None else min(frames, self.total_frames)
