@@ -1,0 +1,5 @@
+import sys
+
+from rfjax.cli import main
+
+sys.exit(main())

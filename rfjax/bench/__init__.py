@@ -1,0 +1,1 @@
+"""Benchmarks: speed against the machine's own matrix product, compilations, memory."""

@@ -1,0 +1,172 @@
+"""Parsing: one-line errors, hyphens or underscores, and answers to the options of the PyTorch release."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rfjax.errors import InputError
+
+_DISTILLED = "the model is distilled for fixed steps without guidance; leave it out"
+_WHEN_CONVERTING = "weights are chosen when they are converted: rfjax convert SRC DST --weights ema"
+_CHECKPOINT = "the converted checkpoint goes to --checkpoint, and holds the configuration too"
+_ONE_PROCESS = "one process drives all devices; leave it out"
+
+DEFAULT_SIZE = (832, 480)
+
+# Options of the release and of its relatives that have another name here, or none.
+_ANSWERS = {
+    "--use-ema": _WHEN_CONVERTING,
+    "--guidance-scale": _DISTILLED,
+    "--guide-scale": _DISTILLED,
+    "--negative-prompt": _DISTILLED,
+    "--num-inference-steps": _DISTILLED,
+    "--sample-steps": _DISTILLED,
+    "--sample-shift": _DISTILLED,
+    "--num-output-frames": "it counts latent frames, which is --num-latent-frames here",
+    "--frame-num": "use --num-frames",
+    "--config-path": _CHECKPOINT,
+    "--checkpoint-path": _CHECKPOINT,
+    "--ckpt-dir": _CHECKPOINT,
+    "--model": _CHECKPOINT,
+    "--data-path": "use --prompts-file",
+    "--extended-prompt-path": "use --prompts-file",
+    "--output-folder": "use -o with a folder",
+    "--save-file": "use -o",
+    "--base-seed": "use --seed",
+    "--num-samples": "run again with another --seed",
+    "--i2v": "use --image",
+    "--fps": "the model makes 16 frames a second",
+    "--ulysses-size": _ONE_PROCESS,
+    "--ring-size": _ONE_PROCESS,
+    "--task": "the model is the checkpoint's; leave it out",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that answers a mistake in one line."""
+
+    def __init__(self, **kwargs: object):
+        super().__init__(allow_abbrev=False, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def option_names(self) -> list[str]:
+        return list(self._option_string_actions)
+
+    def error(self, message: str) -> NoReturn:
+        print(f"rfjax: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def hyphenated(argv: Sequence[str]) -> list[str]:
+    """The arguments with `_` as `-` in the names of long options; values stay as they are."""
+    result = list(argv)
+    for i, word in enumerate(argv):
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            result[i] = name.replace("_", "-") + equals + value
+    return result
+
+
+def refuse_extras(parser: Parser, extras: Sequence[str]) -> None:
+    """Answers what the parser of a command could not place.
+
+    Raises:
+        InputError: there is anything at all.
+    """
+    for word in extras:
+        if not word.startswith("-") or word == "-":
+            continue
+        name = word.partition("=")[0]
+        if name in _ANSWERS:
+            raise InputError(f"{name}: {_ANSWERS[name]}")
+        close = difflib.get_close_matches(name, parser.option_names, 1)
+        hint = f"did you mean {close[0]}?" if close else f"{parser.prog} --help lists the options"
+        raise InputError(f"{name} is not an option of {parser.prog}; {hint}")
+    if extras:
+        raise InputError(f"unexpected argument {extras[0]!r}; put a prompt of several words in quotes")
+
+
+def integer(text: str) -> int:
+    """For argparse."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+
+
+def size(text: str) -> tuple[int, int]:
+    """Width and height of "832x480" or "832*480", for argparse."""
+    width, _, height = text.lower().replace("*", "x").partition("x")
+    try:
+        return int(width), int(height)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write WIDTHxHEIGHT, as in 832x480") from None
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to show")
+    parser.add_argument("--prompt", dest="prompt_option", metavar="TEXT", help="instead of PROMPT")
+
+
+def given_prompts(args: argparse.Namespace) -> list[str]:
+    """The prompt on the command line, if there is one.
+
+    Raises:
+        InputError: there are two.
+    """
+    given = [text for text in (args.prompt, args.prompt_option) if text is not None]
+    if len(given) > 1:
+        raise InputError(f"two prompts, {given[0]!r} and {given[1]!r}; give one (or --prompts-file to generate)")
+    return given
+
+
+def add_beginning(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--image", metavar="FILE", help="begin with this image")
+    parser.add_argument("--video", metavar="FILE", help="begin with the end of this video")
+
+
+def check_beginning(args: argparse.Namespace) -> None:
+    """Refuses what is certain to fail later, before weights are loaded.
+
+    Raises:
+        InputError: a file is missing, or both are given.
+    """
+    if args.image is not None and args.video is not None:
+        raise InputError("--image and --video: a video begins with one of them")
+    for option, name in (("--image", args.image), ("--video", args.video)):
+        if name is not None and not Path(name).is_file():
+            raise InputError(f"{option} {name}: there is no such file")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The options that choose the model."""
+    parser.add_argument("-c", "--checkpoint", metavar="DIR", help="a checkpoint made by `rfjax convert`")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="of the model; default: bfloat16, on a CPU float32"
+    )
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", type=size, metavar="WxH", help="pixels, multiples of 16; default: 832x480")
+    parser.add_argument("--width", type=integer, metavar="N", help="instead of --size")
+    parser.add_argument("--height", type=integer, metavar="N", help="instead of --size")
+
+
+def chosen_size(args: argparse.Namespace) -> tuple[int, int] | None:
+    """Width and height, from `--size` or from `--width` and `--height`; None if neither is given.
+
+    Raises:
+        InputError: both are given, or half of one.
+    """
+    if args.width is None and args.height is None:
+        return args.size
+    if args.size is not None:
+        raise InputError(f"--size {'x'.join(map(str, args.size))} and --width or --height: give one of the two")
+    if args.width is None or args.height is None:
+        raise InputError("--width and --height go together; or write --size 832x480")
+    return args.width, args.height

@@ -1,0 +1,164 @@
+"""Generate an endless video, until Ctrl-C, with prompts that change on the way.
+
+rfjax stream "a red fox in the snow" -c CHECKPOINT -o - | ffplay -
+rfjax stream "a red fox" -c CHECKPOINT --num-frames 321 --prompt-at "160:a red fox asleep"
+rfjax stream "a red fox" -c CHECKPOINT --interactive     (each line typed is the next prompt)
+rfjax stream -c CHECKPOINT --resume fox.state -o more.mp4
+"""
+
+import argparse
+import os
+import select
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rfjax.cli.options import (
+    DEFAULT_SIZE,
+    Parser,
+    add_beginning,
+    add_model,
+    add_prompt,
+    add_size,
+    check_beginning,
+    chosen_size,
+    given_prompts,
+    integer,
+)
+from rfjax.cli.recording import add_output, add_seed, chosen_seed, default_name, open_writer, record
+from rfjax.cli.session import Warnings, checkpoint_config, load_pipeline, say
+from rfjax.errors import InputError
+
+if TYPE_CHECKING:
+    from rfjax.config import ModelConfig
+    from rfjax.stream import VideoStream
+    from rfjax.video import VideoWriter
+
+Size = tuple[int, int]
+
+
+def add_arguments(parser: Parser) -> None:
+    add_prompt(parser)
+    add_model(parser)
+    add_size(parser)
+    parser.add_argument("--num-frames", type=integer, metavar="N", help="pixel frames; default: endless")
+    add_seed(parser)
+    add_beginning(parser)
+    parser.add_argument(
+        "--prompt-at", type=_switch, action="append", default=[], metavar="FRAME:TEXT",
+        help="change the prompt at the first block that starts at this frame or later; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--interactive", action="store_true", help="each line on standard input is the next prompt")
+    parser.add_argument("--save-state", metavar="FILE", help="at the end, save the stream, to go on from later")
+    parser.add_argument("--resume", metavar="FILE", help="go on with a saved stream; a PROMPT changes its prompt")
+    add_output(parser, "a file (.mp4, .mkv, .webm), or -; default: named after the prompt and the seed")
+
+
+def run(args: argparse.Namespace) -> int:
+    with Warnings():
+        config = checkpoint_config(args)
+        _check_state_file(args)
+        stream, writer, size = _resume(args, config) if args.resume else _open(args, config)
+        with stream:
+            switches = _Switches(stream, args)
+            recording = record(stream, writer, size, args, before_block=switches.apply)
+            if not recording.stopped:
+                switches.say_unused()
+            if args.save_state:
+                stream.save(args.save_state)
+                say(f"saved the stream to {args.save_state}")
+    return 130 if recording.stopped else 0
+
+
+def _switch(text: str) -> tuple[int, str]:
+    frame, colon, prompt = text.partition(":")
+    if not colon or not frame.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not FRAME:TEXT, as in 160:a red fox asleep")
+    return int(frame), prompt.strip()
+
+
+def _check_state_file(args: argparse.Namespace) -> None:
+    name = args.save_state
+    if name is None:
+        return
+    if Path(name).exists() and name != args.resume and not args.force:
+        raise InputError(f"--save-state {name}: the file exists; choose another, or overwrite it with --force")
+    if not os.access(Path(name).absolute().parent, os.W_OK):
+        raise InputError(f"--save-state {name}: there is no such folder, or it cannot be written; choose another")
+
+
+def _open(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream", "VideoWriter", Size]:
+    from rfjax.inputs import check_length, check_size
+
+    (prompt,) = given_prompts(args) or (None,)
+    if prompt is None:
+        raise InputError("stream needs a PROMPT, or --resume FILE")
+    size = width, height = chosen_size(args) or DEFAULT_SIZE
+    check_size(height, width, config)
+    check_length(args.num_frames, None, config)
+    check_beginning(args)
+    seed = chosen_seed(args)
+    writer = open_writer(args, args.output or default_name(prompt, seed), size, prompt, seed)
+    pipeline = load_pipeline(args)
+    return pipeline.stream(prompt, args.num_frames, height, width, seed, args.image, args.video), writer, size
+
+
+def _resume(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream", "VideoWriter", Size]:
+    options = {"--size": chosen_size(args), "--num-frames": args.num_frames, "--seed": args.seed}
+    for option, value in (options | {"--image": args.image, "--video": args.video}).items():
+        if value is not None:
+            raise InputError(f"{option}: the saved stream fixes it; leave it out")
+    stream = load_pipeline(args).resume(args.resume)
+    if not isinstance(stream.prompt, str):
+        raise InputError(f"{args.resume} holds {len(stream.prompt)} videos side by side; resume it in Python")
+    for prompt in given_prompts(args):
+        _change_prompt(stream, prompt)
+    shape = stream._shape
+    size = shape.latent_width * config.vae.spatial_stride, shape.latent_height * config.vae.spatial_stride
+    seed = stream.metadata["seed"]
+    name = default_name(f"{stream.prompt} from {stream.frames_done}", seed)
+    return stream, open_writer(args, args.output or name, size, stream.prompt, seed), size
+
+
+def _change_prompt(stream: "VideoStream", prompt: str) -> None:
+    frame = stream.set_prompt(prompt)
+    say(f"the prompt is now {prompt!r}; it can show from frame {frame} on")
+
+
+class _Switches:
+    """The prompts to come: those with a frame number, and lines on standard input."""
+
+    def __init__(self, stream: "VideoStream", args: argparse.Namespace):
+        self._stream = stream
+        self._planned: list[tuple[int, str]] = sorted(args.prompt_at, key=lambda switch: switch[0])
+        self._lines = _TypedLines() if args.interactive else None
+
+    def apply(self) -> None:
+        """Changes the prompt if it is time; called before each block."""
+        prompts = self._lines.read() if self._lines else []
+        while self._planned and self._planned[0][0] <= self._stream.frames_done:
+            prompts.append(self._planned.pop(0)[1])
+        if prompts:
+            _change_prompt(self._stream, prompts[-1])
+
+    def say_unused(self) -> None:
+        for frame, prompt in self._planned:
+            say(f"--prompt-at {frame}:{prompt} was not reached: no block starts at frame {frame} or later")
+
+
+class _TypedLines:
+    """Lines of standard input that are there by now, without waiting."""
+
+    def __init__(self) -> None:
+        self._fd, self._rest = sys.stdin.fileno(), b""
+        self._open = True
+
+    def read(self) -> list[str]:
+        """Lines since the last call, blank ones left out."""
+        while self._open and select.select([self._fd], [], [], 0)[0]:
+            data = os.read(self._fd, 1 << 16)
+            self._open = bool(data)
+            self._rest += data or b"\n"
+        *lines, self._rest = self._rest.split(b"\n")
+        texts = [line.decode(errors="replace").strip() for line in lines]
+        return [text for text in texts if text]
