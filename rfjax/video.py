@@ -42,7 +42,7 @@ _FORMATS = {
     # header waits for the first fragment, to say that the video starts at time 0 although B-frames come early.
     ".mp4": _Format("mp4", "libx264", _H264, {"movflags": "hybrid_fragmented+frag_keyframe+delay_moov"}),
     ".mkv": _Format("matroska", "libx264", _H264),
-    ".webm": _Format("webm", "libvpx-vp9", {"crf": "24", "deadline": "good", "cpu-used": "4", "row-mt": "1"}),
+    ".webm": _Format("webm", "libvpx-vp9", {"crf": "24", "deadline": "realtime", "cpu-used": "6", "row-mt": "1"}),
 }
 
 
