@@ -1,0 +1,365 @@
+"""The command line as users meet it: what it writes, what it says, and one clear line for every mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from rfjax.cli import main
+from rfjax.stream import VideoStream
+
+SIZE = ("--size", "96x64")  # shared with other tests, as compiling takes longest
+
+
+@pytest.fixture
+def cli(pipe, tiny_checkpoint, tmp_path, monkeypatch, capfd):
+    """Runs a command in an empty folder, on the session's pipeline: `cli(*words) -> (code, stdout, stderr)`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rfjax.cli.session.use_compile_cache", lambda: None)
+    monkeypatch.setattr("rfjax.pipeline.RollingForcingPipeline.from_pretrained", lambda path, dtype: pipe)
+
+    def run(*words, model=True):
+        try:
+            code = main([str(word) for word in words] + (["-c", str(tiny_checkpoint)] if model else []))
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch):
+    """`ctrl_c(n)`: while block n of the next stream is computed, Ctrl-C is pressed."""
+
+    compute = VideoStream.__next__
+
+    def arrange(block):
+        def pressed(stream):
+            if stream._next_block == block:
+                signal.raise_signal(signal.SIGINT)
+            return compute(stream)
+
+        monkeypatch.setattr(VideoStream, "__next__", pressed)
+
+    return arrange
+
+
+@pytest.fixture
+def piped(cli, monkeypatch):
+    """Runs a command with `-o -` into a pipe: `piped(*words) -> (code, frames, stderr)`."""
+
+    def run(*words):
+        with open("pipe", "w") as stdout, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stdout)
+            code, _, err = cli(*words, "-o", "-")
+        with av.open("pipe", format="yuv4mpegpipe") as container:
+            return code, np.stack([frame.to_ndarray() for frame in container.decode(video=0)]), err
+
+    return run
+
+
+def read_video(path):
+    """Frames [T H W 3], frame rate and pixel format of a video file."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+        return np.stack(frames), stream.average_rate, stream.pix_fmt
+
+
+def test_generate_writes_the_exact_video(cli, tmp_path):
+    code, out, err = cli("generate", "a red circle", *SIZE, "--num-frames", 21, "--seed", 7, "-o", "x.mp4")
+    frames, rate, pixels = read_video("x.mp4")
+    assert (code, out) == (0, "")
+    assert (frames.shape, rate, pixels) == ((21, 64, 96, 3), 16, "yuv420p")
+    assert err.startswith("rfjax: 21 frames of 96x64 in x.mp4, seed 7, ")
+    assert os.listdir(tmp_path) == ["x.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("option", "count", "frames", "dropped"),
+    [
+        ("--num-frames", 1, 1, 8),
+        ("--num-frames", 2, 2, 7),
+        ("--num-frames", 80, 80, 1),
+        ("--num-latent-frames", 4, 13, 8),
+    ],
+)
+def test_lengths_inside_a_block_are_trimmed_exactly_and_said(cli, option, count, frames, dropped):
+    code, _, err = cli("generate", "a red circle", *SIZE, option, count, "--seed", 7, "-o", "x.mp4")
+    assert code == 0
+    assert len(read_video("x.mp4")[0]) == frames
+    assert f"the last {dropped} dropped" in err
+
+
+def test_default_length_is_81_and_default_name_is_safe(cli, tmp_path):
+    code, _, err = cli("generate", "../../a b: Füchse/\0 *?", *SIZE, "--seed", 3)
+    assert code == 0
+    assert os.listdir(tmp_path) == ["a-b-fuchse-3.mp4"]
+    assert "81 frames" in err
+
+
+def test_json_summary(cli):
+    code, out, err = cli("generate", "a red circle", *SIZE, "--num-frames", 21, "--seed", 7, "-o", "x.mp4", "--json")
+    summary = json.loads(out)
+    assert (code, err) == (0, "")
+    assert summary["pixel_fps"] > 0 and summary["first_frame_s"] > 0
+    expected = {"file": "x.mp4", "prompt": "a red circle", "seed": 7, "width": 96, "height": 64, "frames": 21}
+    assert summary | expected == summary
+
+
+def test_a_drawn_seed_is_said_and_makes_the_same_video_again(cli):
+    _, out, err = cli("generate", "a red circle", *SIZE, "--num-frames", 9, "-o", "x.mkv", "--json", "--quiet")
+    seed = json.loads(out)["seed"]
+    assert err == f"rfjax: seed {seed}\n"
+    assert cli("generate", "a red circle", *SIZE, "--num-frames", 9, "-o", "y.mkv", "--seed", seed)[0] == 0
+    np.testing.assert_array_equal(read_video("x.mkv")[0], read_video("y.mkv")[0])
+
+
+def test_prompts_file_makes_one_video_a_line(cli):
+    Path("prompts.txt").write_text("\ufeffa red circle\n\n  a blue square \n", encoding="utf-8")
+    os.mkdir("out")
+    code, out, _ = cli(
+        "generate", "--prompts_file", "prompts.txt", *SIZE, "--num_frames=9", "--seed", 5, "-o", "out", "--json"
+    )
+    made = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [(m["prompt"], m["seed"]) for m in made] == [("a red circle", 5), ("a blue square", 6)]
+    assert sorted(os.listdir("out")) == ["a-blue-square-6.mp4", "a-red-circle-5.mp4"]
+
+
+def test_prompts_that_the_model_cannot_read_whole_are_said(cli):
+    code, _, err = cli("generate", "red " * 100, *SIZE, "--num-frames", 9, "--seed", 1, "-o", "x.mp4")
+    assert code == 0 and "longer than 32 tokens" in err
+    code, _, err = cli("generate", " ", *SIZE, "--num-frames", 9, "--seed", 1, "-o", "y.mp4")
+    assert code == 0 and "an empty prompt" in err
+
+
+def test_image_begins_the_video(cli):
+    _, _, _ = cli("generate", "a red circle", *SIZE, "--num-frames", 9, "--seed", 1, "-o", "first.mp4")
+    code, _, err = cli(
+        "generate", "a red circle", *SIZE, "--num-frames", 21, "--seed", 1, "-o", "x.mp4", "--video", "first.mp4"
+    )
+    assert code == 0, err
+    assert len(read_video("x.mp4")[0]) == 21
+
+
+MISTAKES = {
+    "size not a multiple": ("--size 100x50", "must be multiples of 16; the nearest valid size is 96x48"),
+    "size not a size": ("--size 64", "'64' is not a size; write WIDTHxHEIGHT"),
+    "size zero": ("--size 0x32", "size 0x32"),
+    "half a size": ("--width 64", "--width and --height go together"),
+    "size twice": ("--size 32x32 --width 32 --height 32", "give one of the two"),
+    "no frames": ("--num-frames 0", "num_frames=0: the number of frames must be an integer of at least 1"),
+    "negative frames": ("--num-frames -1", "num_frames=-1"),
+    "frames not a number": ("--num-frames 2.5", "'2.5' is not an integer"),
+    "frames twice": ("--num-frames 9 --num-latent-frames 3", "give one of the two"),
+    "seed": ("--seed -1", "seed -1 is not an integer from 0 to"),
+    "dtype": ("--dtype float64", "float64"),
+    "mistyped option": ("--num-frame 9", "--num-frame is not an option of rfjax generate; did you mean --num-frames?"),
+    "unknown option": ("--zzz", "--zzz is not an option of rfjax generate; rfjax generate --help lists"),
+    "prompt without quotes": ("cat", "unexpected argument 'cat'; put a prompt of several words in quotes"),
+    "two prompts": ("--prompt cat", "two prompts, 'a' and 'cat'"),
+    "prompt and file": ("--prompts-file prompts.txt", "and one of them only"),
+    "ending": ("-o x.avi", "must end in .mp4"),
+    "no such folder": ("-o no/x.mp4", "there is no directory 'no'"),
+    "no such folder either": ("-o no/", "no/: there is no such folder"),
+    "file exists": ("-o here.mp4", "here.mp4 exists; choose another -o, or overwrite it with --force"),
+    "stdout twice": ("-o - --json", "both print on standard output"),
+    "no image": ("--image no.png", "--image no.png: there is no such file"),
+    "broken image": ("--image here.mp4", "here.mp4"),
+    "image and video": ("--image here.mp4 --video here.mp4", "begins with one of them"),
+    "option of the release": ("--use_ema", "--use-ema: weights are chosen when they are converted"),
+    "guidance": ("--guidance_scale 5", "--guidance-scale: the model is distilled"),
+    "negative prompt": ("--negative-prompt blurry", "--negative-prompt: the model is distilled"),
+    "latent frames": ("--num_output_frames=21", "which is --num-latent-frames here"),
+    "checkpoint": ("--checkpoint nowhere", "nowhere: no such checkpoint"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_line_and_leaves_no_file(cli, mistake, tiny_checkpoint):
+    words, expected = MISTAKES[mistake]
+    Path("here.mp4").write_bytes(b"precious")
+    common = () if "--size" in words or "--width" in words else SIZE
+    model = () if "--checkpoint" in words else ("-c", tiny_checkpoint)
+    seed = () if "--seed" in words else ("--seed", 1)
+    code, out, err = cli("generate", "a", *common, *model, *seed, *words.split(), model=False)
+    assert (code, out) == (2, "")
+    assert expected in err
+    assert err.startswith("rfjax: ") and err.count("\n") == 1
+    assert os.listdir() == ["here.mp4"] and Path("here.mp4").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "prompts.txt has no prompts"),
+        (b" \n\n", "has no prompts"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+        (None, "prompts.txt: No such file"),
+    ],
+)
+def test_prompts_files_that_cannot_be_read(cli, content, expected):
+    if content is not None:
+        Path("prompts.txt").write_bytes(content)
+    code, _, err = cli("generate", "--prompts-file", "prompts.txt", *SIZE)
+    assert code == 2 and expected in err and err.count("\n") == 1
+
+
+def test_commands_without_what_they_need(cli):
+    for words, expected in {
+        (): "required: COMMAND",
+        ("paint",): "'paint'",
+        ("generate",): "needs a PROMPT",
+        ("generate", "a"): "no model: pass --checkpoint DIR",
+        ("stream",): "no model: pass",
+        ("convert",): "required: DST",
+        ("info",): "required: PATH",
+        ("info", "nowhere"): "nowhere",
+        ("bench",): "--preset NAME",
+        ("convert", "nowhere", "dst"): "nowhere",
+        ("stream", "a", "--prompt-at", "soon:b"): "'soon:b' is not FRAME:TEXT",
+    }.items():
+        code, _, err = cli(*words, model=False)
+        assert code == 2 and expected in err and err.count("\n") == 1, err
+    code, _, err = cli("stream", *SIZE)
+    assert code == 2 and "stream needs a PROMPT" in err
+
+
+def test_the_pipe_carries_the_video_and_nothing_else(piped):
+    code, frames, err = piped("generate", "a", *SIZE, "--num-frames", 21, "--seed", 1)
+    assert code == 0 and "21 frames of 96x64 in standard output" in err
+    assert frames.shape == (21, 96, 96)  # of 4:2:0: luma above chroma
+
+
+def test_force_overwrites(cli):
+    Path("x.mp4").write_bytes(b"old")
+    assert cli("generate", "a", *SIZE, "--num-frames", 9, "--seed", 1, "-o", "x.mp4", "--force")[0] == 0
+    assert len(read_video("x.mp4")[0]) == 9
+
+
+def test_ctrl_c_leaves_a_playable_file(cli, ctrl_c):
+    ctrl_c(2)
+    code, _, err = cli("generate", "a", *SIZE, "--seed", 1, "-o", "x.mp4", "--quiet")
+    frames = read_video("x.mp4")[0]
+    assert code == 130
+    assert len(frames) == 9 + 12 + 12
+    assert err.startswith("rfjax: stopped; 33 frames of 96x64 in x.mp4, seed 1") and err.count("\n") == 1
+
+
+def test_ctrl_c_before_the_first_frame_leaves_no_file(cli, monkeypatch):
+    monkeypatch.setattr("rfjax.cli.generate.load_pipeline", lambda args: signal.raise_signal(signal.SIGINT))
+    code, _, err = cli("generate", "a", *SIZE, "--seed", 1)
+    assert (code, err, os.listdir()) == (130, "rfjax: interrupted\n", [])
+
+
+def test_a_stream_changes_its_prompt(cli):
+    code, _, err = cli(
+        "stream", "a red circle", *SIZE, "--seed", 1, "--num-frames", 45, "-o", "x.mp4",
+        "--prompt-at", "30:a blue square", "--prompt-at", "9:a green square", "--prompt-at", "400:never",
+    )  # fmt: skip
+    assert code == 0
+    assert len(read_video("x.mp4")[0]) == 45
+    assert "the prompt is now 'a green square'; it can show from frame 9 on" in err
+    assert "the prompt is now 'a blue square'; it can show from frame 33 on" in err
+    assert "--prompt-at 400:never was not reached" in err
+
+
+def test_typed_lines_become_prompts(cli, monkeypatch):
+    ours, theirs = os.pipe()
+    os.write(theirs, b"a blue square\n\n")
+    os.close(theirs)
+    with os.fdopen(ours) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        code, _, err = cli("stream", "a", *SIZE, "--seed", 1, "--num-frames", 21, "-o", "x.mp4", "--interactive")
+    assert code == 0
+    assert "the prompt is now 'a blue square'; it can show from frame 0 on" in err
+
+
+def test_a_saved_stream_goes_on_as_if_never_stopped(cli, piped, ctrl_c):
+    ctrl_c(2)
+    whole = piped("stream", "a", *SIZE, "--seed", 1)[1]
+    ctrl_c(1)
+    code, before, err = piped("stream", "a", *SIZE, "--seed", 1, "--save-state", "s")
+    assert code == 130 and "saved the stream to s" in err
+    ctrl_c(2)
+    code, after, _ = piped("stream", "--resume", "s")
+    assert code == 130 and len(before) == 21
+    Path("broken").write_bytes(b"broken")
+    np.testing.assert_array_equal(np.concatenate([before, after]), whole)
+
+    for words, expected in {
+        ("--resume", "s", "--seed", "2"): "--seed: the saved stream fixes it",
+        ("--resume", "no"): "no: there is no such file",
+        ("--resume", "broken"): "broken is not a saved stream",
+        ("a", "--save-state", "s"): "--save-state s: the file exists",
+        ("a", "--save-state", "no/s"): "--save-state no/s",
+    }.items():
+        code, _, err = cli("stream", *words, *(SIZE if "a" in words else ()), "-o", "z.mkv")
+        assert code == 2 and expected in err and err.count("\n") == 1, err
+    assert not os.path.exists("z.mkv")
+
+
+def test_convert_and_info(cli, golden):
+    code, out, _ = cli("convert", golden / "tiny_a", "ckpt", "--weights", "raw", "--dtype", "bfloat16", model=False)
+    assert code == 0 and out.startswith("ckpt: raw weights; dit 1,539,136 parameters in bfloat16")
+    code, out, _ = cli("info", "ckpt", "--json", model=False)
+    assert code == 0 and json.loads(out)["provenance"]["weights"] == "raw"
+    assert "raw" in cli("info", "ckpt", model=False)[1]
+
+    code, _, err = cli("convert", golden / "tiny_a", "ckpt", model=False)
+    assert code == 2 and "--force" in err and err.count("\n") == 1
+    code, out, _ = cli("convert", golden / "tiny_a", "ckpt", "--force", "--json", model=False)
+    assert code == 0 and json.loads(out)["weights"] == "ema"
+
+
+# The rest runs the program itself.
+
+
+def run_program(*words, **options):
+    command = [sys.executable, "-m", "rfjax", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def test_help_and_mistakes_need_no_jax():
+    script = """
+import sys
+from rfjax.cli import main
+for words in (["--help"], ["generate", "--help"], ["generate", "a", "--zzz"], ["stream", "--size", "3"]):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+assert not {"jax", "numpy", "av"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_program_stops_at_ctrl_c_and_when_its_reader_leaves(tiny_checkpoint, tmp_path):
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    words = ("stream", "a red circle", "-c", tiny_checkpoint, "--size", "32x32", "--seed", 1)
+    program = run_program(*words, "-o", tmp_path / "x.mp4", env=environment)
+    while program.poll() is None and not (tmp_path / "x.mp4").exists():
+        time.sleep(0.05)
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate()
+    assert (program.returncode, out) == (130, b"")
+    assert f" {len(read_video(tmp_path / 'x.mp4')[0])} frames of 32x32 ".encode() in err
+    assert b"Traceback" not in err
+    assert any((tmp_path / "cache" / "rfjax" / "xla").iterdir())
+
+    program = run_program(*words, "-o", "-", env=environment)
+    assert program.stdout.read(10) == b"YUV4MPEG2 "
+    program.stdout.close()
+    assert program.wait() == 0
+    assert program.stderr.read().startswith(b"rfjax: ")
+    program.stderr.close()
