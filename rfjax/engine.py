@@ -81,7 +81,9 @@ class Engine:
         return init_state(self.config, *shape, dtype=self.dtype)
 
     def init_decoder_state(self, shape: Shape) -> Any:
-        return init_decoder_state(self.config.vae, *shape, dtype=self.dtype)
+        state = jax.eval_shape(lambda: init_decoder_state(self.config.vae, *shape, dtype=self.dtype))
+        # Zeros from the host: made on the device, each would be a program to compile.
+        return jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), state)
 
     def text_kv_shape(self, shape: Shape) -> TextKV:
         """Abstract cross-attention keys and values of a shape."""

@@ -104,7 +104,13 @@ class RollingForcingPipeline:
             dtypes={"dit": dtype, "vae": dtype, "text": text_dtype or dtype, "vae_encoder": vae_encode_dtype},
             sharding=None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
         )
-        return cls(Engine(config, graphs, params, dtype), Tokenizer.from_dir(Path(path) / "tokenizer"))
+        tokenizer = Tokenizer.from_dir(Path(path) / "tokenizer")
+        if tokenizer.vocab_size > config.text.vocab_size:
+            raise InputError(
+                f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the text encoder {config.text.vocab_size}; "
+                "these files are of different models"
+            )
+        return cls(Engine(config, graphs, params, dtype), tokenizer)
 
     @property
     def config(self) -> ModelConfig:
@@ -274,7 +280,9 @@ class RollingForcingPipeline:
         """
         from rfjax.snapshot import load_snapshot
 
-        details, arrays = load_snapshot(path, self)
+        details, state = load_snapshot(path, self)
+        on_device = jax.device_put((state.rolling, state.text_kv, state.decoder))
+        state = StreamState(*on_device, step=state.step, given=state.given)
         shape, roll = Shape(*details["shape"]), Roll(*details["roll"])
         if details["custom_noise"] != (noise is not None):
             had = "a noise function of its own; pass it" if noise is None else "seeded noise; pass no noise function"
@@ -282,7 +290,7 @@ class RollingForcingPipeline:
         return VideoStream(
             self,
             prompt=details["prompt"],
-            state=arrays,
+            state=state,
             shape=shape,
             roll=roll,
             noises=self._noises(noise, details["seed"], shape)[0],
@@ -292,10 +300,9 @@ class RollingForcingPipeline:
             next_block=details["next_block"],
         )
 
-    def text_kv(self, prompt: str | Sequence[str], shape: Shape) -> TextKV:
-        """Cross-attention keys and values of a prompt, or of as many as the shape's batch."""
+    def text_kv(self, prompts: list[str], shape: Shape) -> TextKV:
+        """Cross-attention keys and values of as many prompts as the shape's batch."""
         text_len, run = self.config.dit.text_len, self.engine.executables(shape)
-        prompts = check_prompts(prompt)
         tokens = self.tokenizer(prompts, text_len)
         for text, dropped in zip(prompts, tokens.dropped, strict=True):
             if dropped:

@@ -28,7 +28,7 @@ def save_snapshot(path: str | Path, state: StreamState, details: dict[str, Any])
     """
     target = Path(path)
     partial = target.with_name(target.name + ".partial")
-    arrays = {f"{i:04d}": np.ascontiguousarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    arrays = {f"{i:04d}": np.asarray(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(state))}
     try:
         save_file(arrays, partial, {"format": FORMAT, "details": json.dumps(details)})
         os.replace(partial, target)

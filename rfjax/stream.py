@@ -15,6 +15,7 @@ from jaxtyping import Float, UInt8
 from rfjax.dit.model import TextKV
 from rfjax.engine import Pixels, Shape
 from rfjax.errors import InputError
+from rfjax.inputs import check_prompts
 from rfjax.rolling.noise import NoiseFn
 from rfjax.rolling.plan import Roll, plan_step
 from rfjax.rolling.step import RollingState
@@ -184,13 +185,12 @@ class VideoStream:
             InputError: the stream is closed, or the prompt is of the wrong kind.
         """
         state = self._require_open()
-        if isinstance(prompt, str) != isinstance(self._prompt, str) or (
-            not isinstance(prompt, str) and len(prompt) != self._shape.batch
-        ):
+        prompts = check_prompts(prompt)
+        if isinstance(prompt, str) != isinstance(self._prompt, str) or len(prompts) != self._shape.batch:
             wanted = "a string" if isinstance(self._prompt, str) else f"a list of {self._shape.batch} strings"
             raise InputError(f"prompt {prompt!r} does not fit this stream; it takes {wanted}")
-        self._state = state._replace(text_kv=self._pipeline.text_kv(prompt, self._shape))
-        self._prompt = prompt
+        self._state = state._replace(text_kv=self._pipeline.text_kv(prompts, self._shape))
+        self._prompt = prompt if isinstance(prompt, str) else prompts
         first = self._engine.config.pixel_frames(max(self._next_block, self._roll.first))
         logger.info("the new prompt can show from frame %d on", first)
         return first

@@ -1,8 +1,10 @@
 """Shared fixtures: the golden data, the tiny release, and pipelines built from it."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -49,3 +51,24 @@ def pipe(tiny_checkpoint):
 def tiny_dit(pipe):
     """(graph definition, parameters) of the tiny DiT, EMA weights, float32."""
     return pipe.engine.graphs["dit"], pipe.engine.params["dit"]
+
+
+@pytest.fixture(scope="session")
+def count_compilations():
+    """`with count_compilations() as counts`: one entry for every program XLA compiles, stray eager operations too."""
+
+    @contextmanager
+    def count():
+        counts = []
+
+        def listen(event, duration, **_):
+            if event == "/jax/core/compile/backend_compile_duration":
+                counts.append(duration)
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            yield counts
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+
+    return count

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 import nki_ops
 from rfjax.config import DiTConfig
+from rfjax.layers import scan_layers
 
 
 class TextKV(NamedTuple):
@@ -137,7 +138,7 @@ class Block(nnx.Module):
         x: Float[Array, "B T C"],
         time_modulation: Float[Array, "B G 6 C"],
         rotary: tuple[Float[Array, "T half"], Float[Array, "T half"]],
-        text_kv: tuple[Array, Array],
+        text_kv: TextKV,
         attend: Attend,
         layer: Int[Array, ""],
         carry: Any,
@@ -195,12 +196,7 @@ class DiT(nnx.Module):
     def text_keys_values(self, context: Float[Array, "B S text_dim"]) -> TextKV:
         """Cross-attention keys and values of every layer for text features (padding rows zero, and attended)."""
         text = self.text_embedding(context.astype(self.dtype))
-        graph, params = nnx.split(self.blocks)
-        _, kv = jax.lax.scan(
-            lambda _, layer_params: (None, nnx.merge(graph, layer_params).text_keys_values(text)),
-            None,
-            params,
-        )
+        _, kv = scan_layers(self.blocks, lambda block, _, index, carry: (carry, block.text_keys_values(text)), None)
         return TextKV(*kv)
 
     def __call__(
@@ -229,17 +225,14 @@ class DiT(nnx.Module):
         time = self.time_out(jax.nn.silu(self.time_in(time_features)))
         modulation = rearrange(self.time_projection(jax.nn.silu(time)), "b g (six c) -> b g six c", six=6)
 
-        graph, params = nnx.split(self.blocks)
-
-        def run_layer(state: tuple[Array, Any], layer: tuple) -> tuple[tuple[Array, Any], None]:
+        def run_layer(
+            block: Block, kv: TextKV, index: Array, state: tuple[Array, Any]
+        ) -> tuple[tuple[Array, Any], None]:
             x, carry = state
-            layer_params, layer_text_kv, index = layer
             with jax.named_scope("block"):
-                block = nnx.merge(graph, layer_params)
-                return block(x, modulation, rotary, layer_text_kv, attend, index, carry), None
+                return block(x, modulation, rotary, kv, attend, index, carry), None
 
-        indices = jnp.arange(text_kv.k.shape[0], dtype=jnp.int32)
-        (x, carry), _ = jax.lax.scan(run_layer, (x, carry), (params, tuple(text_kv), indices))
+        (x, carry), _ = scan_layers(self.blocks, run_layer, (x, carry), text_kv)
 
         head = self.head_modulation[...] + time[:, :, None]
         x = self.head(modulate(x.astype(jnp.float32), (head[:, :, 0], head[:, :, 1]), self.eps))

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rfjax.config import TextConfig
 from rfjax.errors import InputError
+from rfjax.layers import scan_layers
 
 
 def relative_position_buckets(length: int, num_buckets: int, max_distance: int) -> Int[np.ndarray, "S S"]:
@@ -144,17 +145,12 @@ class UMT5Encoder(nnx.Module):
         config, length = self.config, ids.shape[1]
         buckets = relative_position_buckets(length, config.num_buckets, config.max_distance)
         valid = jnp.arange(length) < lengths[:, None]
-        graph, layers = nnx.split(self.blocks)
 
-        def run_block(x: Float[Array, "B S C"], index: Int[Array, ""]) -> tuple[Float[Array, "B S C"], None]:
-            # The barrier makes the weights vary with the index. Without it XLA's CPU backend, which slices no
-            # bfloat16, converts all layers to float32 at once ahead of the loop: 19 GB of it at full size.
-            stack, index = jax.lax.optimization_barrier((layers, index))
-            layer = jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, index, keepdims=False), stack)
+        def run_block(block: Block, _: None, index: Int[Array, ""], x: Float[Array, "B S C"]) -> tuple[Array, None]:
             with jax.named_scope("umt5_block"):
-                return nnx.merge(graph, layer)(x, buckets, valid), None
+                return block(x, buckets, valid), None
 
         embedding = self.token_embedding.embedding[...]
         x = jnp.take(embedding, ids, axis=0, mode="clip").astype(jnp.float32)
-        x, _ = jax.lax.scan(run_block, x, jnp.arange(config.num_layers))
+        x, _ = scan_layers(self.blocks, run_block, x)
         return jnp.where(valid[:, :, None], self.norm(x), 0)

@@ -55,7 +55,8 @@ class TokenizedText:
 class Tokenizer:
     """The umT5 tokenizer of a checkpoint."""
 
-    def __init__(self, encoder: "tokenizers.Tokenizer"):
+    def __init__(self, encoder: "tokenizers.Tokenizer", directory: Path):
+        self.directory = directory  # where its files stand
         encoder.no_padding()
         encoder.no_truncation()
         self._encoder = encoder
@@ -81,7 +82,7 @@ class Tokenizer:
             raise InputError(
                 f"{str(file)!r} is not that of umT5: <pad> must be {PAD_ID}, and </s> {EOS_ID} at the end of a prompt"
             )
-        return cls(encoder)
+        return cls(encoder, Path(path))
 
     @property
     def vocab_size(self) -> int:

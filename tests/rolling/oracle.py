@@ -16,18 +16,19 @@ from rfjax.dit import rope
 from rfjax.dit.model import timestep_features
 
 LEVELS = np.array([1000.0, 952.38104, 882.35291, 769.23077, 555.5556], np.float32)
+MAX_BLOCKS = 12
 
 
 class Oracle:
     """One stream of the tiny model; latents are [frames, 16, h, w]."""
 
-    def __init__(self, config, graph, params, context, height, width, n_blocks):
+    def __init__(self, config, graph, params, context, height, width):
         self.config, self.graph, self.params = config, graph, params
         self.grid = height // 2, width // 2
         dit = nnx.merge(graph, params)
         self.text_kv = dit.text_keys_values(jnp.asarray(context))
         tokens = 3 * self.grid[0] * self.grid[1]
-        shape = (config.dit.num_layers, n_blocks, 1, config.dit.num_heads, tokens, config.dit.head_dim)
+        shape = (config.dit.num_layers, MAX_BLOCKS, 1, config.dit.num_heads, tokens, config.dit.head_dim)
         self.cache = jnp.zeros(shape), jnp.zeros(shape)
 
     def denoise(self, latents, timesteps, first):
