@@ -31,7 +31,7 @@ class Runner:
         self.text_kv = jax.jit(lambda context: nnx.merge(graph, params).text_keys_values(context))
 
     def run(self, context, noise, n_blocks, given=(), origin=0):
-        text_kv = self.text_kv(jnp.asarray(context))
+        text_kv = self.text_kv(context)
         state = init_state(CONFIG, 1, 8, 12, jnp.float32)
         course = Roll(len(given), n_blocks - 1, origin)
         windows, final = [], list(given)
@@ -39,7 +39,7 @@ class Runner:
             if 1 <= w <= len(given):
                 x0 = np.zeros(state.x0.shape, np.float32)
                 x0[:, 0] = given[w - 1]
-                state = state._replace(x0=jnp.asarray(x0))
+                state = state._replace(x0=jax.device_put(x0))
             draws = np.zeros(state.x0.shape, np.float32)
             for place in range(WINDOW):
                 block = w - WINDOW + 1 + place
