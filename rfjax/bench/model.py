@@ -40,12 +40,12 @@ def bench_model(
         InputError: the size is not valid.
     """
     latent = check_size(height, width, pipeline.config)
+    matmul = Matmul(str(pipeline.engine.dtype))
     warming = Compilations()
     start = time.perf_counter()
     pipeline.warmup(height, width)
     warmup_s = time.perf_counter() - start
     with pipeline.stream(PROMPT, None, height, width, seed=0) as stream:
-        matmul = Matmul(str(pipeline.engine.dtype))
         for _ in range(2):
             next(stream).frames  # noqa: B018
     warmed, engine_compiled = warming.count, pipeline.engine.compilations
@@ -111,7 +111,7 @@ def _stages(
             seconds["step"].append(timings.denoise)
             seconds["decode"].append(timings.decode)
             start = time.perf_counter()
-            jax.block_until_ready(pipeline.text_kv(PROMPT, shape))
+            jax.block_until_ready(pipeline.text_kv([PROMPT], shape))
             seconds["text"].append(time.perf_counter() - start)
     matmul.sample()
     return seconds
@@ -140,7 +140,7 @@ def _stream_at(pipeline: RollingForcingPipeline, shape: Shape, block: int) -> Vi
     block_shape = (config.rolling.block_frames, config.dit.in_dim, *shape[1:])
     state = StreamState(
         rolling=engine.init_state(shape),
-        text_kv=pipeline.text_kv(PROMPT, shape),
+        text_kv=pipeline.text_kv([PROMPT], shape),
         decoder=engine.init_decoder_state(shape),
         step=np.array(block + config.rolling.window_blocks - 1),
         given=np.zeros((1, 0, *block_shape), np.float32),
