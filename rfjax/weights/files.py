@@ -40,11 +40,13 @@ def read_weights(path: Path) -> Any:
     data = _map(path)
     if data[:4].tobytes() == ZIP_MAGIC:
         return read_torch(path, data)
-    return _read_safetensors(path, data)
+    if data[8] == ord("{") and _header_size(data) <= _MAX_HEADER:
+        return _read_safetensors(path, data)
+    raise InputError(f"{path} {_what_else(data)}")
 
 
 def _map(path: Path) -> np.ndarray:
-    """The bytes of a file [n] uint8, memory-mapped, if they can be those of a weights file."""
+    """The bytes of a file [n] uint8, memory-mapped; at least 16."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; name the weights file in it")
     if not path.exists():
@@ -52,27 +54,25 @@ def _map(path: Path) -> np.ndarray:
     size = path.stat().st_size
     if size == 0:
         raise InputError(f"{path} is empty (0 bytes); download it again")
-    data = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
-    head = data[:512].tobytes()
-    text = head.lstrip().lower()
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise InputError(f"{path} is a web page, not weights; download the file itself")
-    if head.startswith(_LFS_MAGIC):
-        raise InputError(f"{path} is a git-lfs pointer, not the weights; run: git lfs pull")
-    if head.startswith(_PICKLE_MAGIC):
-        raise InputError(
-            f"{path} is a torch file of the old format (before torch 1.6); load it in torch and torch.save it again"
-        )
     if size < 16:
         raise InputError(f"{path} has only {size} bytes: an incomplete download; download it again")
-    return data
+    return np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+
+
+def _what_else(data: np.ndarray) -> str:
+    """What a file that holds no weights seems to be, and what to do."""
+    head = data[:512].tobytes()
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "is a web page, not weights; download the file itself"
+    if head.startswith(_LFS_MAGIC):
+        return "is a git-lfs pointer, not the weights; run: git lfs pull"
+    if head.startswith(_PICKLE_MAGIC):
+        return "is a torch file of the old format (before torch 1.6); load it in torch and torch.save it again"
+    return "is neither a torch file nor a safetensors file"
 
 
 def _read_safetensors(path: Path, data: np.ndarray) -> dict[str, np.ndarray]:
-    header_size = int(data[:8].view("<u8")[0])
-    if header_size > _MAX_HEADER or data[8] != ord("{"):
-        raise InputError(f"{path} is neither a torch file nor a safetensors file")
-    start = 8 + header_size
+    start = 8 + _header_size(data)
     if start > data.size:
         raise InputError(f"incomplete download: {path} has {data.size} bytes, its header alone ends at {start}")
     header = _json_object(path, data[8:start].tobytes())
@@ -86,6 +86,10 @@ def _read_safetensors(path: Path, data: np.ndarray) -> dict[str, np.ndarray]:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is damaged: bad safetensors header; download it again") from error
+
+
+def _header_size(data: np.ndarray) -> int:
+    return int(data[:8].view("<u8")[0])
 
 
 def _safetensor(path: Path, name: str, entry: Mapping[str, Any], data: np.ndarray) -> np.ndarray:

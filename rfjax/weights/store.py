@@ -1,6 +1,6 @@
 """The checkpoint that rfjax runs from: a folder written whole or not at all.
 
-    config.json     format and version, the model's configuration, where the weights came from
+    config.json     format and version, the model's configuration, where the weights came from, the files' sizes
     dit/ vae/ text/ one Orbax checkpoint each, so that a part can be read alone
     tokenizer/      the tokenizer's files as the release has them
 
@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,23 +80,35 @@ def staged(path: Path, needed: int, *, overwrite: bool) -> Iterator[Path]:
         raise InputError(f"{path} exists; choose another place, or overwrite it with --force")
     if path.exists() and not is_checkpoint(path):
         raise InputError(f"{path} exists and is no rfjax checkpoint; it is not overwritten, choose another place")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(path.parent).free
-    if free < needed:
-        raise InputError(f"no space: the checkpoint takes {_gb(needed)}, {path.parent} has {_gb(free)} free")
     folder = path.parent / f".{path.name}.writing-{os.getpid()}"
+    replaced = path.parent / f".{path.name}.replaced-{os.getpid()}"
     try:
-        folder.mkdir()
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"cannot write in {path.parent}: {error.strerror}") from None
+    try:
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise InputError(f"no space: the checkpoint takes {_gb(needed)}, {path.parent} has {_gb(free)} free")
         yield folder
         if path.exists():
-            shutil.rmtree(path)
+            path.rename(replaced)
         folder.rename(path)
+        _remove(replaced)
     except (OSError, ValueError) as error:  # tensorstore reports a full disk as ValueError
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
             raise InputError(f"no space left at {path.parent} while writing {_gb(needed)}; nothing kept") from error
         raise
     finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(20):
         shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.1)  # tensorstore's threads may still be writing into it after one of them failed
 
 
 def save_part(folder: Path, part: str, params: Mapping[str, Any]) -> None:
@@ -118,8 +131,13 @@ def save_rest(folder: Path, config: ModelConfig, tokenizer_dir: Path, provenance
         "format_version": FORMAT_VERSION,
         "model": config.to_json(),
         "provenance": dict(provenance),
+        "files": {file.relative_to(folder).as_posix(): file.stat().st_size for file in _files(folder)},
     }
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -131,7 +149,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint's config.json: "model", "provenance" and the format.
+    """The content of a checkpoint's config.json: "model", "provenance", "files" and the format.
 
     Raises:
         InputError: `path` is no checkpoint, or one of a newer version.
@@ -146,8 +164,9 @@ def load_json(path: Path) -> dict[str, Any]:
             f"{path} has format version {content.get('format_version')}, this rfjax reads {FORMAT_VERSION}; "
             "convert the release again"
         )
-    if not isinstance(content.get("model"), dict):
-        raise InputError(f"{path / 'config.json'} has no model; convert the release again")
+    lacking = [section for section in ("model", "files") if not isinstance(content.get(section), dict)]
+    if lacking:
+        raise InputError(f"{path / 'config.json'} lacks {' and '.join(lacking)}; convert the release again")
     return content
 
 
@@ -166,13 +185,16 @@ def stored_arrays(path: Path, part: str) -> dict[str, jax.ShapeDtypeStruct]:
     Raises:
         InputError: the part is missing or damaged.
     """
-    load_json(path)
     folder = path.absolute() / part
-    if not folder.is_dir():
-        raise InputError(f"{path} has no {part}/; convert the release again")
+    for name, size in load_json(path)["files"].items():
+        found = (path / name).stat().st_size if (path / name).is_file() else 0
+        if name.startswith(f"{part}/") and found != size:
+            raise InputError(f"{path} is damaged: {name} has {found} bytes of {size}; convert the release again")
     with _reading(path, part), _checkpointer() as checkpointer:
-        arrays = flatten(checkpointer.metadata(folder).item_metadata.tree)
-    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in arrays.items()}
+        metadata = checkpointer.metadata(folder).item_metadata
+    if metadata is None:
+        raise InputError(f"{path} is damaged in {part}/; convert the release again")
+    return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in flatten(metadata.tree).items()}
 
 
 def load_params(path: Path, part: str, abstract_state: nnx.State) -> nnx.State:
@@ -185,7 +207,7 @@ def load_params(path: Path, part: str, abstract_state: nnx.State) -> nnx.State:
             arrays are cast to these dtypes as they are read.
 
     Returns:
-        A state of the same structure, with arrays. Host memory holds about 1 GB more than what stays there.
+        A state of the same structure, with arrays. On the way, host memory holds 1 GB of them or the largest one.
 
     Raises:
         InputError: the part is missing or damaged, or its arrays are not those that `abstract_state` has.
@@ -237,9 +259,11 @@ def _batches(leaves: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _reading(path: Path, part: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:  # what Orbax and tensorstore raise on damaged files
-        reason = str(error).splitlines()[0][:200]
-        raise InputError(f"{path}: {part}/ is damaged ({reason}); convert the release again") from error
+    except (jax.errors.JaxRuntimeError, MemoryError):  # the device's or the host's trouble, not the file's
+        raise
+    except Exception as error:  # Orbax and tensorstore tell of damaged files by exceptions of every type
+        reason = str(error).split("\n")[0][:200]
+        raise InputError(f"{path} is damaged in {part}/ ({reason}); convert the release again") from error
 
 
 def _checkpointer() -> Any:

@@ -7,6 +7,7 @@ names a state dict needs and refuses every other, so a file cannot run code.
 
 import io
 import pickle
+import pickletools
 import struct
 import zipfile
 from collections import OrderedDict
@@ -26,6 +27,12 @@ _STORAGES = {
     "BFloat16Storage": ml_dtypes.bfloat16, "LongStorage": np.int64, "IntStorage": np.int32,
     "ShortStorage": np.int16, "CharStorage": np.int8, "ByteStorage": np.uint8, "BoolStorage": np.bool_,
 }  # fmt: skip
+_OPCODES = frozenset(
+    "PROTO FRAME STOP MARK POP POP_MARK DUP GLOBAL STACK_GLOBAL REDUCE BUILD NEWOBJ BINPERSID "
+    "BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 "
+    "LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
+    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS".split()
+)
 _LOCAL_HEADER = 30  # bytes of a zip local file header before the name
 _MAX_PICKLE = 1 << 26  # of a truncated file; that of the 1.3B model has 0.2 MB
 
@@ -62,7 +69,8 @@ def read_torch(path: Path, data: np.ndarray) -> Any:
     except InputError:
         raise
     except Exception as error:  # a damaged pickle can fail in any opcode, with any exception
-        raise InputError(f"{path} is damaged: {type(error).__name__}: {error}; download it again") from error
+        reason = f"its list of tensors does not load ({type(error).__name__})"
+        raise InputError(f"{path} is damaged: {reason}; download it again") from error
 
 
 def _native(record: np.ndarray, swap: bool, dtype: np.dtype) -> np.ndarray:
@@ -82,10 +90,10 @@ def _records(path: Path, data: np.ndarray) -> dict[str, np.ndarray]:
     records = {}
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
-            raise InputError(f"{path}: {entry.filename} is compressed or encrypted, as torch never writes it")
+            raise InputError(f"{path}: {entry.filename!r} is compressed or encrypted, as torch never writes it")
         start = _content_start(data, entry.header_offset)
         if start is None or start + entry.file_size > data.size:
-            raise InputError(f"{path} is damaged at {entry.filename}; download it again")
+            raise InputError(f"{path} is damaged at {entry.filename!r}; download it again")
         records[entry.filename] = data[start : start + entry.file_size]
     return records
 
@@ -124,6 +132,10 @@ class _Unpickler(pickle.Unpickler):
     """
 
     def __init__(self, path: Path, content: bytes, open_storage: OpenStorage):
+        for opcode, argument, _ in pickletools.genops(content):
+            # The others, and memo numbers that do not count up, serve only to exhaust memory.
+            if opcode.name not in _OPCODES or (opcode.name == "LONG_BINPUT" and int(argument or 0) > len(content)):
+                raise pickle.UnpicklingError(opcode.name)
         super().__init__(io.BytesIO(content))
         self._path, self._open_storage = path, open_storage
 
@@ -140,7 +152,7 @@ class _Unpickler(pickle.Unpickler):
             case "torch._utils._rebuild_parameter":
                 return self._parameter
         raise InputError(
-            f"{self._path} refers to {module}.{name}, which is no plain tensor or container; "
+            f"{self._path} refers to {f'{module}.{name}'[:100]!r}, which is no plain tensor or container; "
             "rfjax runs no code from a file: save the state dict alone"
         )
 
