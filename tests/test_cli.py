@@ -261,6 +261,19 @@ def test_ctrl_c_before_the_first_frame_leaves_no_file(cli, monkeypatch):
     assert (code, err, os.listdir()) == (130, "rfjax: interrupted\n", [])
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: out of memory allocating 9 bytes")]
+)
+def test_a_device_without_room_gets_one_line(cli, monkeypatch, error):
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr("rfjax.cli.generate.load_pipeline", full)
+    code, _, err = cli("generate", "a", *SIZE, "--seed", 1)
+    assert (code, os.listdir()) == (2, [])
+    assert "out of memory; use a smaller --size" in err and err.count("\n") == 1
+
+
 def test_a_stream_changes_its_prompt(cli):
     code, _, err = cli(
         "stream", "a red circle", *SIZE, "--seed", 1, "--num-frames", 45, "-o", "x.mp4",

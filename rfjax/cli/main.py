@@ -34,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         return _fail(f"{where}{error.strerror or error}")
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _fail("out of memory; use a smaller --size, or --dtype bfloat16")
     except KeyboardInterrupt:
         _fail("interrupted")
         return INTERRUPTED
