@@ -1,6 +1,6 @@
 """The checkpoint that rfjax runs from: a folder written whole or not at all.
 
-    config.json     format and version, the model's configuration, where the weights came from, the files' sizes
+    config.json     format and version, the model's configuration, where the weights came from, a stamp of each file
     dit/ vae/ text/ one Orbax checkpoint each, so that a part can be read alone
     tokenizer/      the tokenizer's files as the release has them
 
@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rfjax.weights.fill import flatten, nest
 PARTS = ("dit", "vae", "text")
 FORMAT, FORMAT_VERSION = "rfjax", 1
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "spiece.model")
+_STAMPED_BYTES = 1 << 20
 _BATCH_BYTES = 1 << 30  # restored at a time; Orbax holds every array of a restore twice
 
 
@@ -131,13 +133,21 @@ def save_rest(folder: Path, config: ModelConfig, tokenizer_dir: Path, provenance
         "format_version": FORMAT_VERSION,
         "model": config.to_json(),
         "provenance": dict(provenance),
-        "files": {file.relative_to(folder).as_posix(): file.stat().st_size for file in _files(folder)},
+        "files": {file.relative_to(folder).as_posix(): _stamp(file) for file in _files(folder)},
     }
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def _stamp(file: Path) -> dict[str, int]:
+    """Tells a file that was cut, lost or overwritten, without reading all of it; Orbax does not notice every case."""
+    if not file.is_file():
+        return {"bytes": 0, "crc32": 0}
+    with file.open("rb") as content:
+        return {"bytes": file.stat().st_size, "crc32": zlib.crc32(content.read(_STAMPED_BYTES))}
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -186,15 +196,15 @@ def stored_arrays(path: Path, part: str) -> dict[str, jax.ShapeDtypeStruct]:
         InputError: the part is missing or damaged.
     """
     folder = path.absolute() / part
-    for name, size in load_json(path)["files"].items():
-        found = (path / name).stat().st_size if (path / name).is_file() else 0
-        if name.startswith(f"{part}/") and found != size:
-            raise InputError(f"{path} is damaged: {name} has {found} bytes of {size}; convert the release again")
+    for name, stamp in load_json(path)["files"].items():
+        if name.startswith(f"{part}/") and (found := _stamp(path / name)) != stamp:
+            change = (
+                f"{found['bytes']} bytes of {stamp['bytes']}" if found["bytes"] != stamp["bytes"] else "other content"
+            )
+            raise InputError(f"{path} is damaged: {name} has {change}; convert the release again")
     with _reading(path, part), _checkpointer() as checkpointer:
-        metadata = checkpointer.metadata(folder).item_metadata
-    if metadata is None:
-        raise InputError(f"{path} is damaged in {part}/; convert the release again")
-    return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in flatten(metadata.tree).items()}
+        arrays = flatten(checkpointer.metadata(folder).item_metadata.tree)
+    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in arrays.items()}
 
 
 def load_params(path: Path, part: str, abstract_state: nnx.State) -> nnx.State:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from diffusers_names import RENAMES
 from safetensors.numpy import save_file
-from test_names import RENAMES
 from torch_format import write_torch
 
 from rfjax.config import PRESETS
@@ -62,14 +62,40 @@ def tensors_of(release: Path, part: str) -> dict[str, np.ndarray]:
     return dict(read_state_dict(release / FILES[part], "ema").tensors)
 
 
-@pytest.mark.parametrize("part", FILES)
-def test_stored_values_are_those_of_the_file(release, tiny_checkpoint, part):
-    tensors, stored = tensors_of(release, part), arrays(tiny_checkpoint, part)
-    sources = key_map(part, PRESETS["tiny"])
+def assert_stored(checkpoint: Path, part: str, tensors: dict[str, np.ndarray]) -> None:
+    sources, stored = key_map(part, store.load_config(checkpoint)), arrays(checkpoint, part)
     assert set(sources) == set(stored)
     for path, source in sources.items():
         values = [source.transform(tensors[key]).astype(np.float32) for key in source.keys]
         assert np.array_equal(stored[path], np.stack(values) if source.stacked else values[0]), path
+
+
+@pytest.mark.parametrize("part", FILES)
+def test_stored_values_are_those_of_the_file(release, tiny_checkpoint, part):
+    assert_stored(tiny_checkpoint, part, tensors_of(release, part))
+
+
+def test_all_tensors_of_the_real_release_at_small_sizes(golden, copy, dst):
+    """The real lists of 825, 194 and 242 tensors, every width divided."""
+    lists = {"dit": "keys_full_dit.json", "vae": "keys_full_vae.json", "text": "keys_full_t5.json"}
+    widths = {
+        "dit": {1536: 48, 9216: 288, 8960: 64, 4096: 32, 256: 16},
+        "vae": {width: width // 16 for width in (96, 192, 384, 768, 1152)},
+        "text": {256384: 300, 4096: 32, 10240: 40, 64: 4},
+    }
+    rng = np.random.default_rng(0)
+    for part, file in lists.items():
+        content = json.loads((golden / file).read_text())
+        shapes = {name: [widths[part].get(n, n) for n in e["shape"]] for name, e in content["keys"].items()}
+        tensors = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+        write_torch(copy / FILES[part], {"generator_ema": tensors} if part == "dit" else tensors)
+        if part == "dit":
+            sizes = content["config"] | {"dim": 48, "ffn_dim": 64, "freq_dim": 16}
+            (copy / WAN / "config.json").write_text(json.dumps(sizes))
+    made = convert(copy, dst)
+    assert (made.config.dit.num_layers, made.config.text.num_layers) == (30, 24)
+    for part in FILES:
+        assert_stored(dst, part, tensors_of(copy, part))
 
 
 def test_linear_layers_are_transposed_and_stacked_in_order(release, tiny_checkpoint):

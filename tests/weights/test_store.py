@@ -35,10 +35,11 @@ def abstract(part: str, dtype: str = "float32"):
 def test_parts_come_back_in_the_dtypes_asked_for(tiny_checkpoint):
     config, graphs, params = load_parts(tiny_checkpoint, dtypes=DTYPES)
     assert config == CONFIG and set(graphs) == set(params) == set(store.PARTS)
+    asked = flatten(abstract("dit", "bfloat16"))
     exact = flatten(store.load_params(tiny_checkpoint, "dit", abstract("dit")))
     for name, leaf in flatten(params["dit"]).items():
         assert isinstance(leaf, jax.Array)
-        assert leaf.dtype == flatten(abstract("dit", "bfloat16"))[name].dtype
+        assert leaf.dtype == asked[name].dtype
         assert np.array_equal(leaf, np.asarray(exact[name]).astype(leaf.dtype)), name
     vae = flatten(params["vae"])
     assert {leaf.dtype for name, leaf in vae.items() if name.startswith("encoder.")} == {jnp.dtype("float32")}
@@ -89,8 +90,8 @@ def largest_file(folder: Path) -> Path:
         ("truncated", "has 1000 bytes of"),
         ("removed", "has 0 bytes of"),
         ("folder", "has 0 bytes of"),
-        ("_METADATA", "is damaged in text/"),
-        ("manifest.ocdbt", "is damaged in text/"),
+        ("_METADATA", "text/_METADATA has other content"),
+        ("manifest.ocdbt", "text/manifest.ocdbt has other content"),
     ],
 )
 def test_damaged_part(copy, damage, said):
@@ -107,6 +108,15 @@ def test_damaged_part(copy, damage, said):
     with pytest.raises(InputError, match="convert the release again") as caught:
         store.load_params(copy, "text", abstract("text"))
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_trouble_within_orbax_is_one_line(tiny_checkpoint, monkeypatch):
+    def fail(*_):
+        raise Exception("cannot read\nand more")
+
+    monkeypatch.setattr(store, "_restore", fail)
+    with pytest.raises(InputError, match=r"damaged in text/ \(cannot read\); convert"):
+        store.load_params(tiny_checkpoint, "text", abstract("text"))
 
 
 @pytest.mark.parametrize(
