@@ -93,7 +93,7 @@ class Recording:
 
     def __str__(self) -> str:
         if not self.frames:
-            return "stopped before the first frame; no file was written"
+            return "stopped before the first frame; nothing was written"
         name = "standard output" if self.file == PIPE else self.file
         return (
             f"{'stopped; ' if self.stopped else ''}{self.frames} frames of {self.width}x{self.height} in {name}, "
@@ -125,11 +125,12 @@ def record(
                 chunk = next(stream, None)
                 if chunk is None:
                     break
-                writer.write(chunk.frames)
-                clock.count(chunk.n_frames)
+                frames = chunk.frames
+                clock.count(len(frames))
+                writer.write(frames)
                 first = clock.first - args.started
                 bar.set_postfix_str(f"{clock.fps:.1f} fps, first frame after {first:.1f} s", refresh=False)
-                bar.update(chunk.n_frames)
+                bar.update(len(frames))
     recording = Recording(
         file=writer.path,
         prompt=prompt,

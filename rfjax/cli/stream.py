@@ -1,9 +1,11 @@
 """Generate an endless video, until Ctrl-C, with prompts that change on the way.
 
-rfjax stream "a red fox in the snow" -c CHECKPOINT -o - | ffplay -
-rfjax stream "a red fox" -c CHECKPOINT --num-frames 321 --prompt-at "160:a red fox asleep"
-rfjax stream "a red fox" -c CHECKPOINT --interactive     (each line typed is the next prompt)
-rfjax stream -c CHECKPOINT --resume fox.state -o more.mp4
+  rfjax stream "a red fox in the snow" -c CHECKPOINT -o - | ffplay -
+  rfjax stream "a red fox" -c CHECKPOINT --num-frames 321 --prompt-at "160:a red fox asleep"
+  rfjax stream "a red fox" -c CHECKPOINT --interactive     (each line typed is the next prompt)
+  rfjax stream -c CHECKPOINT --resume fox.state -o more.mp4
+
+A new prompt comes in over a few blocks. -o - pipes YUV4MPEG2.
 """
 
 import argparse
