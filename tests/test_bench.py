@@ -25,7 +25,8 @@ SMALL = replace(preset("tiny"), vae=VAEConfig(dim=4, dim_mult=(1, 2), num_res_bl
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(measure, "MATMUL_SIZE", 128)
-    monkeypatch.setattr(measure, "_MATMUL_SECONDS", 0.001)
+    monkeypatch.setattr(measure, "_QUEUE_SECONDS", 0.001)
+    monkeypatch.setattr(measure, "_SAMPLE_SECONDS", 0.001)
     monkeypatch.setattr("rfjax.cli.bench.use_compile_cache", lambda: None)
 
 
@@ -80,11 +81,14 @@ def test_figures_of_the_release_are_the_recorded_ones(golden):
     }
 
 
-def test_rates_are_of_the_fastest_repeat():
-    rate = measure.Rate(flops=100, seconds=[4.0, 2.0, 3.0], matmul_flops_per_s=200.0)
-    assert rate.efficiency == 0.25
-    assert rate.matmul_work == 400.0
-    assert rate.to_json()["seconds_median"] == 3.0
+def test_rates():
+    matmul = measure.Matmul("float32")
+    matmul.per_wall, matmul.per_processor = 200.0, 100.0
+    rate = measure.Rate(600, [12.0, 4.0, 6.0], matmul, processor_seconds=[24.0, 8.0, 9.0])
+    assert rate.efficiency == 600 / 4 / 200
+    assert rate.processor_efficiency == 600 / 8 / 100
+    assert rate.matmul_work == 4 * 200
+    assert rate.to_json()["seconds_median"] == 6.0
 
 
 def test_compilations_of_eager_operations_count():

@@ -9,6 +9,7 @@ import numpy as np
 
 from rfjax.bench.flops import rolling_step_flops
 from rfjax.bench.measure import Compilations, Matmul, Rate, machine, peak_memory
+from rfjax.config import ModelConfig
 from rfjax.engine import Shape
 from rfjax.inputs import check_size
 from rfjax.pipeline import RollingForcingPipeline
@@ -20,6 +21,8 @@ from rfjax.vae.flops import decode_flops
 PROMPT = "a red circle moves right on a blue background"
 WHOLE_VIDEO = 81  # pixel frames of the video that is timed from text to pixels
 LATENT_FRAMES = (30, 3000)  # where steps are compared for a stream that runs on and on
+
+Seconds = dict[str, list[float]]  # wall times by stage
 
 
 def bench_model(
@@ -39,52 +42,51 @@ def bench_model(
     Raises:
         InputError: the size is not valid.
     """
-    latent = check_size(height, width, pipeline.config)
+    shape = Shape(1, *check_size(height, width, pipeline.config))
     matmul = Matmul(str(pipeline.engine.dtype))
-    warming = Compilations()
-    start = time.perf_counter()
+    before, start = Compilations(), time.perf_counter()
     pipeline.warmup(height, width)
-    warmup_s = time.perf_counter() - start
+    warm_up_s = time.perf_counter() - start
     with pipeline.stream(PROMPT, None, height, width, seed=0) as stream:
         for _ in range(2):
             next(stream).frames  # noqa: B018
-    warmed, engine_compiled = warming.count, pipeline.engine.compilations
+    warm_up, engine, after = before.count, pipeline.engine.compilations, Compilations()
 
-    after = Compilations()
     video = _whole_video(pipeline, height, width)
-    stages = _stages(pipeline, height, width, repeats, matmul)
+    seconds = _steady_stages(pipeline, height, width, repeats, matmul)
     figures = {
         "machine": machine(),
         "size": f"{width}x{height}",
         "dtype": str(pipeline.engine.dtype),
         "parameters": {part: _count(params) for part, params in pipeline.engine.params.items()},
-        "compilations": {
-            "warm_up": warmed,
-            "of_them_engine": engine_compiled,
-            "after_warm_up": after.count,
-        },
-        "warm_up_s": warmup_s,
+        "pixel_fps": _pixel_fps(pipeline.config, seconds, video["whole_video_s"]),
+        "compilations": {"warm_up": warm_up, "of_them_engine": engine, "after_warm_up": after.count},
+        "warm_up_s": warm_up_s,
         **video,
-    }
-    config, frames = pipeline.config, pipeline.config.rolling.block_frames
-    step = Rate(rolling_step_flops(config, *latent), stages["step"], matmul.flops_per_s)
-    decode = Rate(decode_flops(config.vae, *latent, frames, first=False), stages["decode"], matmul.flops_per_s)
-    block = config.vae.temporal_stride * frames
-    both = [a + b for a, b in zip(stages["step"], stages["decode"], strict=True)]
-    figures["pixel_fps"] = {
-        "dit": block / statistics.median(stages["step"]),
-        "dit_vae": block / statistics.median(both),
-        "text_dit_vae_whole_video": WHOLE_VIDEO / video["whole_video_s"],
-    }
-    figures["stages"] = {
-        "text": {"seconds_min": min(stages["text"]), "seconds_median": statistics.median(stages["text"])},
-        "step": step.to_json(),
-        "decode": decode.to_json(),
+        "stages": _stage_figures(pipeline.config, shape, seconds, matmul),
     }
     if long:
-        figures["long"] = _compare_ages(pipeline, Shape(1, *latent), repeats)
-    figures["peak_memory"] = peak_memory()
-    return figures
+        figures["long"] = _compare_ages(pipeline, shape, repeats)
+    return figures | {"peak_memory": peak_memory()}
+
+
+def _pixel_fps(config: ModelConfig, seconds: Seconds, whole_video_s: float) -> dict[str, float]:
+    block = config.vae.temporal_stride * config.rolling.block_frames
+    both = [step + decode for step, decode in zip(seconds["step"], seconds["decode"], strict=True)]
+    return {
+        "dit": block / statistics.median(seconds["step"]),
+        "dit_vae": block / statistics.median(both),
+        "text_dit_vae_whole_video": WHOLE_VIDEO / whole_video_s,
+    }
+
+
+def _stage_figures(config: ModelConfig, shape: Shape, seconds: Seconds, matmul: Matmul) -> dict[str, Any]:
+    flops = {
+        "step": rolling_step_flops(config, *shape[1:]),
+        "decode": decode_flops(config.vae, *shape[1:], config.rolling.block_frames, first=False),
+    }
+    text = {"seconds_min": min(seconds["text"]), "seconds_median": statistics.median(seconds["text"])}
+    return {"text": text} | {name: Rate(n, seconds[name], matmul).to_json() for name, n in flops.items()}
 
 
 def _whole_video(pipeline: RollingForcingPipeline, height: int, width: int) -> dict[str, float]:
@@ -97,11 +99,9 @@ def _whole_video(pipeline: RollingForcingPipeline, height: int, width: int) -> d
     return {"first_frame_s": first or 0.0, "whole_video_s": time.perf_counter() - start}
 
 
-def _stages(
-    pipeline: RollingForcingPipeline, height: int, width: int, repeats: int, matmul: Matmul
-) -> dict[str, list[float]]:
-    """Seconds of the stages: encoding a prompt, and in the steady state a step and a block's decoding."""
-    seconds: dict[str, list[float]] = {"text": [], "step": [], "decode": []}
+def _steady_stages(pipeline: RollingForcingPipeline, height: int, width: int, repeats: int, matmul: Matmul) -> Seconds:
+    """Wall time of the stages: encoding a prompt, and in the steady state a step and a block's decoding."""
+    seconds: Seconds = {"text": [], "step": [], "decode": []}
     shape = Shape(1, *check_size(height, width, pipeline.config))
     with pipeline.stream(PROMPT, None, height, width, seed=2) as stream:
         next(stream)  # the first block takes a step for each block of the window
@@ -121,7 +121,7 @@ def _compare_ages(pipeline: RollingForcingPipeline, shape: Shape, repeats: int) 
     """Steps at latent frame 3000 against steps at 30; the counter is set forward, nothing in between is run."""
     block_frames = pipeline.config.rolling.block_frames
     young, old = (_stream_at(pipeline, shape, frame // block_frames) for frame in LATENT_FRAMES)
-    seconds: dict[str, list[float]] = {"young": [], "old": []}
+    seconds: Seconds = {"young": [], "old": []}
     live_bytes = []
     for _ in range(repeats + 1):
         for name, stream in (("young", young), ("old", old)):

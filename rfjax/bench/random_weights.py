@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -25,14 +26,21 @@ def random_model(make: Callable[[], nnx.Module]) -> tuple[nnx.GraphDef, nnx.Stat
 
     def fill(path: Any, leaf: Any) -> jax.Array:
         name = jax.tree_util.keystr(path)
-        values = np.resize(pool, leaf.shape)
         if "kernel" in name:
-            values = values / math.sqrt(max(1, math.prod(leaf.shape[:-1])))
+            values = pool / math.sqrt(max(1, math.prod(leaf.shape[:-1])))
         else:
-            values = ("norm" in name) + 0.02 * values
-        return jax.device_put(values.astype(jnp.dtype(leaf.dtype)))
+            values = ("norm" in name) + 0.02 * pool
+        return _repeated(jnp.asarray(values, leaf.dtype), leaf.shape)
 
     return graph, jax.tree_util.tree_map_with_path(fill, abstract)
+
+
+@partial(jax.jit, static_argnums=1)
+def _repeated(values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`values` over and over, made in place: the largest parameter has gigabytes."""
+    size = math.prod(shape)
+    rows = jnp.broadcast_to(values, (-(-size // values.size), values.size))
+    return rows.reshape(-1)[:size].reshape(shape)
 
 
 def random_pipeline(config: ModelConfig, dtype: str) -> RollingForcingPipeline:

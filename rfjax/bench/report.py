@@ -43,7 +43,8 @@ def _stage_lines(name: str, stage: Mapping[str, Any]) -> list[str]:
     times = f"{stage['seconds_min']:.4f} s min, {stage['seconds_median']:.4f} s median"
     if "efficiency" not in stage:
         return [f"{name}:", f"  {times}"]
-    lines = [f"{name}: {stage['gflop']:.1f} GFLOP at {stage['efficiency']:.1%} of the matrix product's rate"]
+    shared = f" ({stage['processor_efficiency']:.1%} in processor time)" if "processor_efficiency" in stage else ""
+    lines = [f"{name}: {stage['gflop']:.1f} GFLOP at {stage['efficiency']:.1%} of the matrix product's rate{shared}"]
     if "release_efficiency" in stage:
         lines.append(
             f"  {stage['speed_over_release']:.2f} times the release's speed, each over its own machine's matrix "
