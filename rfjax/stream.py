@@ -127,6 +127,16 @@ class VideoStream:
         return self.metadata["seed"]
 
     @property
+    def height(self) -> int:
+        """Pixels."""
+        return self._shape.latent_height * self._engine.config.vae.spatial_stride
+
+    @property
+    def width(self) -> int:
+        """Pixels."""
+        return self._shape.latent_width * self._engine.config.vae.spatial_stride
+
+    @property
     def frames_done(self) -> int:
         """Pixel frames yielded so far."""
         return self._limit(self._engine.config.pixel_frames(self._next_block))

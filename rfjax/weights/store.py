@@ -26,7 +26,7 @@ from rfjax.config import ModelConfig
 from rfjax.errors import InputError
 from rfjax.weights.fill import flatten, nest
 
-PARTS = ("dit", "vae", "text")
+PARTS = ("text", "dit", "vae")  # largest first: it needs the most room while it is loaded
 FORMAT, FORMAT_VERSION = "rfjax", 1
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "spiece.model")
 _STAMPED_BYTES = 1 << 20
