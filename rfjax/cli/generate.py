@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
                 num_latent_frames=args.num_latent_frames,
             )  # fmt: skip
             with stream:
-                if record(stream, writer, size, args).stopped:
+                if record(stream, writer, args).stopped:
                     return 130
     return 0
 

@@ -104,7 +104,6 @@ class Recording:
 def record(
     stream: "VideoStream",
     writer: "VideoWriter",
-    size: tuple[int, int],
     args: argparse.Namespace,
     before_block: Callable[[], object] = lambda: None,
 ) -> Recording:
@@ -113,7 +112,6 @@ def record(
     Args:
         stream: of one prompt.
         writer: closed when this returns, or fails.
-        size: width and height.
         args: of the command; `started` is when it began.
         before_block: called before each block is computed.
     """
@@ -135,8 +133,8 @@ def record(
         file=writer.path,
         prompt=prompt,
         seed=int(stream.metadata["seed"]),
-        width=size[0],
-        height=size[1],
+        width=stream.width,
+        height=stream.height,
         frames=writer.num_frames,
         pixel_fps=clock.fps if clock.frames else None,
         first_frame_s=clock.first - args.started if clock.frames else None,

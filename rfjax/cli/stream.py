@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from rfjax.stream import VideoStream
     from rfjax.video import VideoWriter
 
-Size = tuple[int, int]
-
 
 def add_arguments(parser: Parser) -> None:
     add_prompt(parser)
@@ -59,11 +57,11 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     with Warnings():
         config = checkpoint_config(args)
-        _check_state_file(args)
-        stream, writer, size = _resume(args, config) if args.resume else _open(args, config)
+        _check_state_files(args)
+        stream, writer = _resume(args) if args.resume else _open(args, config)
         with stream:
             switches = _Switches(stream, args)
-            recording = record(stream, writer, size, args, before_block=switches.apply)
+            recording = record(stream, writer, args, before_block=switches.apply)
             if not recording.stopped:
                 switches.say_unused()
             if args.save_state:
@@ -79,7 +77,9 @@ def _switch(text: str) -> tuple[int, str]:
     return int(frame), prompt.strip()
 
 
-def _check_state_file(args: argparse.Namespace) -> None:
+def _check_state_files(args: argparse.Namespace) -> None:
+    if args.resume is not None and not Path(args.resume).is_file():
+        raise InputError(f"--resume {args.resume}: there is no such file")
     name = args.save_state
     if name is None:
         return
@@ -89,7 +89,7 @@ def _check_state_file(args: argparse.Namespace) -> None:
         raise InputError(f"--save-state {name}: there is no such folder, or it cannot be written; choose another")
 
 
-def _open(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream", "VideoWriter", Size]:
+def _open(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream", "VideoWriter"]:
     from rfjax.inputs import check_length, check_size
 
     (prompt,) = given_prompts(args) or (None,)
@@ -102,10 +102,10 @@ def _open(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream
     seed = chosen_seed(args)
     writer = open_writer(args, args.output or default_name(prompt, seed), size, prompt, seed)
     pipeline = load_pipeline(args)
-    return pipeline.stream(prompt, args.num_frames, height, width, seed, args.image, args.video), writer, size
+    return pipeline.stream(prompt, args.num_frames, height, width, seed, args.image, args.video), writer
 
 
-def _resume(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream", "VideoWriter", Size]:
+def _resume(args: argparse.Namespace) -> tuple["VideoStream", "VideoWriter"]:
     options = {"--size": chosen_size(args), "--num-frames": args.num_frames, "--seed": args.seed}
     for option, value in (options | {"--image": args.image, "--video": args.video}).items():
         if value is not None:
@@ -115,11 +115,9 @@ def _resume(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStre
         raise InputError(f"{args.resume} holds {len(stream.prompt)} videos side by side; resume it in Python")
     for prompt in given_prompts(args):
         _change_prompt(stream, prompt)
-    shape = stream._shape
-    size = shape.latent_width * config.vae.spatial_stride, shape.latent_height * config.vae.spatial_stride
-    seed = stream.metadata["seed"]
+    size, seed = (stream.width, stream.height), stream.metadata["seed"]
     name = default_name(f"{stream.prompt} from {stream.frames_done}", seed)
-    return stream, open_writer(args, args.output or name, size, stream.prompt, seed), size
+    return stream, open_writer(args, args.output or name, size, stream.prompt, seed)
 
 
 def _change_prompt(stream: "VideoStream", prompt: str) -> None:
