@@ -18,7 +18,7 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 test-oldest: $(OLD_VENV)/.dev
 	$(OLD_VENV)/bin/python -m pytest $(CORE_TESTS)

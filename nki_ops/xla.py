@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 # Attention cuts its queries so that one head's scores stay below this many elements (64 MiB in float32).
@@ -83,8 +84,8 @@ def update_cache(
 def attention(
     q: Float[Array, "B T N D"],
     pools: Sequence[tuple[Float[Array, "_ B N S D"], Float[Array, "_ B N S D"]]],
-    table: Int[Array, " P"],
-    n_valid: Int[Array, ""],
+    table: Int[Array | np.ndarray, " P"],
+    n_valid: Int[Array | np.ndarray, ""],
 ) -> Float[Array, "B T N D"]:
     """Softmax attention of every query over the key blocks that `table` names.
 

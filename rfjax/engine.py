@@ -16,8 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from rfjax.config import ModelConfig
 from rfjax.dit.model import TextKV
-from rfjax.dit.rope import axis_pairs
-from rfjax.rolling.plan import KeyTable, StepPlan
+from rfjax.rolling.plan import Roll, StepPlan, plan_step
 from rfjax.rolling.step import RollingState, init_state, rolling_step
 from rfjax.vae.model import init_decoder_state, to_uint8
 
@@ -40,9 +39,9 @@ class Pixels(NamedTuple):
 class Executables(NamedTuple):
     """The compiled functions of one shape."""
 
-    encode_text: Callable[[Any, Array, Array], Array]
-    text_kv: Callable[[Any, Array], TextKV]
-    step: Callable[[Any, RollingState, TextKV, StepPlan, Array], RollingState]
+    encode_text: Callable[[Any, Any, Any], Array]
+    text_kv: Callable[[Any, Any], TextKV]
+    step: Callable[[Any, RollingState, TextKV, StepPlan, Any], RollingState]
     decode_first: Callable[[Any, Array, Any], tuple[Pixels, Any]]
     decode_next: Callable[[Any, Array, Any], tuple[Pixels, Any]]
 
@@ -55,6 +54,7 @@ class Engine:
         graphs: for "dit", "vae" and "text", the NNX graph definition.
         params: likewise, the parameters.
         dtype: of the DiT's and the VAE decoder's activations and caches.
+        sharding: where parameters and states are; None is the default device.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class Engine:
         graphs: Mapping[str, nnx.GraphDef],
         params: Mapping[str, nnx.State],
         dtype: str,
+        sharding: jax.sharding.Sharding | None = None,
     ):
-        self.config, self.graphs, self.params = config, graphs, params
+        self.config, self.graphs, self.params, self.sharding = config, graphs, params, sharding
         self.dtype = jnp.dtype(dtype)
         self.compilations = 0
         self._executables: dict[Shape, Executables] = {}
@@ -78,12 +79,18 @@ class Engine:
         return self._executables[shape]
 
     def init_state(self, shape: Shape) -> RollingState:
-        return init_state(self.config, *shape, dtype=self.dtype)
+        """The state of a stream before its first step, all zeros."""
+        return self.place(init_state(self.config, *shape, dtype=self.dtype))
 
     def init_decoder_state(self, shape: Shape) -> Any:
+        """The state of a decoder that has decoded nothing."""
         state = jax.eval_shape(lambda: init_decoder_state(self.config.vae, *shape, dtype=self.dtype))
         # Zeros from the host: made on the device, each would be a program to compile.
-        return jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), state)
+        return self.place(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
+
+    def place(self, arrays: Any) -> Any:
+        """Arrays from the host, on the devices of the parameters."""
+        return jax.device_put(arrays, self.sharding)
 
     def text_kv_shape(self, shape: Shape) -> TextKV:
         """Abstract cross-attention keys and values of a shape."""
@@ -111,10 +118,13 @@ class Engine:
         return jax.ShapeDtypeStruct((shape.batch, dit.text_len, dit.text_dim), jnp.float32)
 
     def _lower(self, function: Callable, *args: Any, donate: tuple[int, ...] = ()) -> Any:
-        abstract = jax.tree.map(_abstract, args)
+        abstract = jax.tree.map(self._abstract, args)
         # Where a backend would take a faster, coarser product by default, float32 means float32.
         with jax.default_matmul_precision("highest" if self.dtype == jnp.float32 else "default"):
             return jax.jit(function, donate_argnums=donate).lower(*abstract)
+
+    def _abstract(self, x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None) or self.sharding)
 
     def _count(self, compiled: Any) -> Any:
         self.compilations += 1
@@ -144,11 +154,12 @@ class Engine:
             return rolling_step(config, self._module("dit", params), state, kv, plan, noise)
 
         params = self.params["dit"]
+        plan = plan_step(0, Roll(0, None), config.rolling, config.dit.head_dim, config.dit.rope_theta)
         state = jax.eval_shape(lambda: self.init_state(shape))
         kv = self.text_kv_shape(shape)
         return {
             "text_kv": self._lower(self._text_kv, params, self._context_shape(shape)),
-            "step": self._lower(step, params, state, kv, _abstract_plan(config), state.x0, donate=(1,)),
+            "step": self._lower(step, params, state, kv, plan, state.x0, donate=(1,)),
         }
 
     def _lower_decode(self, shape: Shape) -> dict[str, Any]:
@@ -170,20 +181,3 @@ class Engine:
             "decode_first": self._lower(decode(True), *args, donate=(2,)),
             "decode_next": self._lower(decode(False), *args, donate=(2,)),
         }
-
-
-def _abstract(x: Any) -> jax.ShapeDtypeStruct:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
-
-
-def _abstract_plan(config: ModelConfig) -> StepPlan:
-    rolling = config.rolling
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    table = KeyTable(jax.ShapeDtypeStruct((rolling.max_attention_blocks,), jnp.int32), number)
-    pairs = axis_pairs(config.dit.head_dim)[0]
-    frames = (rolling.window_blocks + 1) * rolling.block_frames
-    angles = jax.ShapeDtypeStruct((frames, pairs), jnp.float32)
-    sink = jax.ShapeDtypeStruct((1, pairs), jnp.float32)
-    return StepPlan(table, table, number, (angles, angles), (sink, sink))

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,7 +101,7 @@ def check_seeds(seed: int | Sequence[int] | None, batch: int) -> list[int]:
     """
     if seed is None:
         seed = secrets.randbelow(2**32 - batch)
-        print(f"rfjax: seed {seed}", flush=True)
+        print(f"rfjax: seed {seed}", file=sys.stderr, flush=True)
     if isinstance(seed, list | tuple):
         if len(seed) != batch:
             raise InputError(f"{len(seed)} seeds for {batch} prompts; give one seed for each, or a single one")

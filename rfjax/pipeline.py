@@ -87,7 +87,8 @@ class RollingForcingPipeline:
             path: the checkpoint's directory.
             dtype: of matmuls, activations and caches, "float32" or "bfloat16". Norms, softmax, modulation and both
                 ends of the DiT are float32 always.
-            mesh: devices that hold the weights, each whole; None is the default device.
+            mesh: devices that hold weights and states, each whole: work is not yet shared among them. None is the
+                default device.
             text_dtype: of the text encoder; None is `dtype`.
             vae_encode_dtype: of the VAE encoder. bfloat16 here is known to harm what is conditioned on it.
 
@@ -99,10 +100,11 @@ class RollingForcingPipeline:
         for name in (dtype, text_dtype or dtype, vae_encode_dtype):
             if name not in DTYPES:
                 raise InputError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
+        sharding = None if mesh is None else _whole_on_each(mesh)
         config, graphs, params = load_parts(
             path,
             dtypes={"dit": dtype, "vae": dtype, "text": text_dtype or dtype, "vae_encoder": vae_encode_dtype},
-            sharding=None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
+            sharding=sharding,
         )
         tokenizer = Tokenizer.from_dir(Path(path) / "tokenizer")
         if tokenizer.vocab_size > config.text.vocab_size:
@@ -110,7 +112,7 @@ class RollingForcingPipeline:
                 f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the text encoder {config.text.vocab_size}; "
                 "these files are of different models"
             )
-        return cls(Engine(config, graphs, params, dtype), tokenizer)
+        return cls(Engine(config, graphs, params, dtype, sharding), tokenizer)
 
     @property
     def config(self) -> ModelConfig:
@@ -253,7 +255,7 @@ class RollingForcingPipeline:
             rolling=self.engine.init_state(shape),
             text_kv=self.text_kv(prompts, shape),
             decoder=self.engine.init_decoder_state(shape),
-            step=np.int64(roll.first_step),
+            step=np.array(roll.first_step),
             given=given,
         )
         return VideoStream(
@@ -281,7 +283,7 @@ class RollingForcingPipeline:
         from rfjax.snapshot import load_snapshot
 
         details, state = load_snapshot(path, self)
-        on_device = jax.device_put((state.rolling, state.text_kv, state.decoder))
+        on_device = self.engine.place((state.rolling, state.text_kv, state.decoder))
         state = StreamState(*on_device, step=state.step, given=state.given)
         shape, roll = Shape(*details["shape"]), Roll(*details["roll"])
         if details["custom_noise"] != (noise is not None):
@@ -345,6 +347,12 @@ class RollingForcingPipeline:
             return np.zeros((shape.batch, 0, block, channels, *shape[1:]), np.float32)
         latents = self.engine.encode_video(frames[None].astype(np.float32) / 127.5 - 1)
         return np.repeat(latents.reshape(1, -1, block, *latents.shape[2:]), shape.batch, axis=0)
+
+
+def _whole_on_each(mesh: jax.sharding.Mesh) -> jax.sharding.Sharding:
+    # Axes of another type (`jax.make_mesh` now makes explicit ones) would ask for shardings in the model's types.
+    automatic = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    return jax.sharding.NamedSharding(automatic, jax.sharding.PartitionSpec())
 
 
 def _join(chunks: Sequence[Chunk], output_type: str) -> np.ndarray:

@@ -63,7 +63,7 @@ def load_snapshot(path: str | Path, pipeline: "RollingForcingPipeline") -> tuple
         rolling=jax.eval_shape(lambda: pipeline.engine.init_state(shape)),
         text_kv=pipeline.engine.text_kv_shape(shape),
         decoder=jax.eval_shape(lambda: pipeline.engine.init_decoder_state(shape)),
-        step=np.int64(0),
+        step=np.array(0),
         given=np.zeros(0),
     )
     return details, jax.tree.unflatten(jax.tree.structure(empty), leaves)

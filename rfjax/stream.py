@@ -241,7 +241,7 @@ class VideoStream:
             self._step(state, step)
             if self._roll.finished_block(step, window) == block:
                 # A slice would compile a program of its own; this is a small copy through the host.
-                return jax.device_put(np.asarray(self._require_open().rolling.x0)[:, 0])
+                return self._engine.place(np.asarray(self._require_open().rolling.x0)[:, 0])
 
     def _step(self, state: StreamState, step: int) -> None:
         config, roll = self._engine.config, self._roll
@@ -251,7 +251,7 @@ class VideoStream:
             # The step takes the block whose clean keys it computes from the front of the last window.
             x0 = np.zeros(rolling.x0.shape, np.float32)
             x0[:, 0] = state.given[:, step - 1]
-            rolling = rolling._replace(x0=jax.device_put(x0, rolling.x0.sharding))
+            rolling = rolling._replace(x0=self._engine.place(x0))
         plan = plan_step(step, roll, config.rolling, config.dit.head_dim, config.dit.rope_theta)
         noise = np.zeros(rolling.x0.shape, np.float32)
         for place in range(window):
@@ -259,10 +259,10 @@ class VideoStream:
             if block >= roll.first and (roll.last is None or block <= roll.last):
                 noise[:, place] = [draw(block, window - 1 - place) for draw in self._noises]
         rolling = self._run.step(self._engine.params["dit"], rolling, state.text_kv, plan, noise)
-        self._state = state._replace(rolling=rolling, step=np.int64(step + 1))
+        self._state = state._replace(rolling=rolling, step=np.array(step + 1))
 
     def _given_block(self, block: int) -> jax.Array:
-        return jax.device_put(self._require_open().given[:, block])
+        return self._engine.place(self._require_open().given[:, block])
 
     def _decode_block(self, latents: jax.Array) -> Pixels:
         state = self._require_open()

@@ -237,7 +237,7 @@ def test_a_finished_stream_stops_and_stays_stopped(pipe):
 
 def test_a_missing_seed_is_drawn_printed_and_returned(pipe, capsys):
     out = pipe(PROMPT, num_frames=9, output_type="latent", **SIZE)
-    assert capsys.readouterr().out == f"rfjax: seed {out.seed}\n"
+    assert capsys.readouterr().err == f"rfjax: seed {out.seed}\n"
     again = pipe(PROMPT, num_frames=9, output_type="latent", seed=out.seed, **SIZE)
     np.testing.assert_array_equal(out.frames[0], again.frames[0])
 

@@ -34,9 +34,12 @@ def spatial_table(height: int, width: int, head_dim: int, theta: float = 10000.0
     return cos, sin
 
 
-def token_table(temporal: Float[Array, "F pairs_t"], spatial: Float[Array, "P pairs_hw"]) -> Float[Array, "T half"]:
+def token_table(
+    temporal: Float[Array | np.ndarray, "F pairs_t"],
+    spatial: Float[Array | np.ndarray, "P pairs_hw"],
+) -> Float[Array, "T half"]:
     """One half (cos or sin) of the table of every token, frame by frame: T = F * P."""
     frames, patches = temporal.shape[0], spatial.shape[0]
-    by_time = jnp.broadcast_to(temporal[:, None], (frames, patches, temporal.shape[1]))
-    by_place = jnp.broadcast_to(spatial[None], (frames, patches, spatial.shape[1]))
+    by_time = jnp.broadcast_to(jnp.asarray(temporal)[:, None], (frames, patches, temporal.shape[1]))
+    by_place = jnp.broadcast_to(jnp.asarray(spatial)[None], (frames, patches, spatial.shape[1]))
     return jnp.concatenate([by_time, by_place], axis=-1).reshape(frames * patches, -1)

@@ -10,17 +10,20 @@ blocks 0 .. k - 2 into the cache; in step k the roll starts with block k.
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from rfjax.config import RollingConfig
 from rfjax.dit.rope import Table, axis_pairs, axis_table
 
+HostOrDevice = np.ndarray | jax.Array
+
 
 class KeyTable(NamedTuple):
     """Which key blocks a group of queries sees, as `nki_ops.attention` takes it."""
 
-    blocks: np.ndarray  # int32 [max_attention_blocks]; valid ones first
-    n_valid: np.ndarray  # int32 scalar
+    blocks: HostOrDevice  # int32 [max_attention_blocks]; valid ones first
+    n_valid: HostOrDevice  # int32 scalar
 
 
 class StepPlan(NamedTuple):
@@ -31,7 +34,7 @@ class StepPlan(NamedTuple):
 
     clean_keys: KeyTable
     window_keys: KeyTable
-    write_slot: np.ndarray  # int32 scalar: the cache slot for the clean block
+    write_slot: HostOrDevice  # int32 scalar: the cache slot for the clean block
     temporal_rotary: Table  # [frames of clean block and window, time pairs]
     sink_rotary: Table  # [1, time pairs]: from the sink's own position to where the window sees it
 
@@ -99,7 +102,7 @@ def plan_step(step: int, roll: Roll, config: RollingConfig, head_dim: int, theta
     return StepPlan(
         clean_keys=_key_table(clean_keys, config),
         window_keys=_key_table(window_keys, config),
-        write_slot=np.int32(cache_slot(written, config)),
+        write_slot=np.array(cache_slot(written, config), np.int32),
         temporal_rotary=axis_table(roll.origin + np.concatenate([clean_frames, window_frames]), pairs, theta),
         sink_rotary=axis_table(np.array([sink_shift]), pairs, theta),
     )
@@ -109,4 +112,4 @@ def _key_table(blocks: list[int], config: RollingConfig) -> KeyTable:
     """Pads to a fixed length. An empty table points at some block: its queries are masked, and must stay finite."""
     padded = np.zeros(config.max_attention_blocks, np.int32)
     padded[: len(blocks)] = blocks
-    return KeyTable(padded, np.int32(max(1, len(blocks))))
+    return KeyTable(padded, np.array(max(1, len(blocks)), np.int32))

@@ -34,22 +34,22 @@ class RollingState(NamedTuple):
             positions, the sink's too; at use, the sink is rotated on by the difference.
     """
 
-    x0: Float[Array, "B W f C H W"]
-    k_cache: Float[Array, "P B N T D"]
-    v_cache: Float[Array, "P B N T D"]
+    x0: Float[Array | np.ndarray, "B W f C h w"]
+    k_cache: Float[Array | np.ndarray, "P B N T D"]
+    v_cache: Float[Array | np.ndarray, "P B N T D"]
 
 
 def init_state(
     config: ModelConfig, batch: int, latent_height: int, latent_width: int, dtype: DTypeLike
 ) -> RollingState:
-    """The state before the first step, all zeros; allocated on the device without compiling anything."""
+    """The state before the first step: zeros, on the host."""
     rolling, dit = config.rolling, config.dit
     tokens = rolling.block_frames * latent_height * latent_width // (dit.patch_size[1] * dit.patch_size[2])
     blocks = dit.num_layers * rolling.cache_slots
     window = (batch, rolling.window_blocks, rolling.block_frames, dit.in_dim, latent_height, latent_width)
     cache = (blocks, batch, dit.num_heads, tokens, dit.head_dim)
-    k_cache, v_cache = (jax.device_put(np.zeros(cache, jnp.dtype(dtype))) for _ in "kv")
-    return RollingState(jax.device_put(np.zeros(window, np.float32)), k_cache, v_cache)
+    k_cache, v_cache = (np.zeros(cache, jnp.dtype(dtype)) for _ in "kv")
+    return RollingState(np.zeros(window, np.float32), k_cache, v_cache)
 
 
 def rolling_step(
@@ -58,7 +58,7 @@ def rolling_step(
     state: RollingState,
     text_kv: TextKV,
     plan: StepPlan,
-    noise: Float[Array, "B W f C H W"],
+    noise: Float[Array, "B W f C h w"],
 ) -> RollingState:
     """Moves the window on by one block and denoises it (Rolling Forcing, algorithm of the inference section).
 
@@ -86,7 +86,7 @@ def rolling_step(
     patch_h, patch_w = config.dit.patch_size[1:]
     grid = latents.shape[3] // patch_h, latents.shape[4] // patch_w
     spatial = spatial_table(*grid, config.dit.head_dim, config.dit.rope_theta)
-    cos, sin = (token_table(t, jnp.asarray(s)) for t, s in zip(plan.temporal_rotary, spatial, strict=True))
+    cos, sin = (token_table(t, s) for t, s in zip(plan.temporal_rotary, spatial, strict=True))
     flow, (k_cache, v_cache) = dit(
         latents,
         jnp.asarray(timestep_features(timesteps, config.dit.freq_dim)),
@@ -107,12 +107,12 @@ class _WindowAttention(NamedTuple):
     block_tokens: int
 
     def __call__(
-        self, q: Array, k: Array, v: Array, layer: Array, cache: tuple[Array, Array]
+        self, q: Array, k: Array, v: Array, layer: Array, carry: tuple[Array, Array]
     ) -> tuple[Array, tuple[Array, Array]]:
         plan, slots = self.plan, self.config.cache_slots
         first_slot = layer * slots
         k_blocks, v_blocks = (rearrange(x, "b (w t) n d -> w b n t d", t=self.block_tokens) for x in (k, v))
-        cache = nki_ops.update_cache(cache, (k_blocks[0], v_blocks[0]), first_slot + plan.write_slot)
+        cache = nki_ops.update_cache(carry, (k_blocks[0], v_blocks[0]), first_slot + plan.write_slot)
         pools = [cache, self._sink(cache, first_slot), (k_blocks[1:], v_blocks[1:])]
 
         # The plan numbers the blocks of one layer; the pool holds those of all layers.

@@ -28,9 +28,7 @@ def call(tiny_dit):
         pairs = rope.axis_pairs(CONFIG.head_dim)[0]
         temporal = rope.axis_table(np.arange(frames), pairs)
         spatial = rope.spatial_table(height, width, CONFIG.head_dim)
-        rotary = tuple(
-            rope.token_table(jnp.asarray(t), jnp.asarray(s)) for t, s in zip(temporal, spatial, strict=True)
-        )
+        rotary = tuple(rope.token_table(t, s) for t, s in zip(temporal, spatial, strict=True))
         features = timestep_features(timesteps, CONFIG.freq_dim)
         return np.asarray(run(params, latents.astype(np.float32), features, rotary, context))
 
@@ -69,7 +67,7 @@ def test_bfloat16_stays_close(tiny_dit, call, load_golden):
     assert kinds == {"bfloat16", "float32"}
     context = arrays["context"][:1]
     rotary = tuple(
-        rope.token_table(jnp.asarray(t), jnp.asarray(s))
+        rope.token_table(t, s)
         for t, s in zip(rope.axis_table(np.arange(3), 4), rope.spatial_table(4, 6, 16), strict=True)
     )
     dit = nnx.merge(graph, params)
@@ -97,6 +95,6 @@ def test_rotation_equals_the_release_at_any_start(load_golden):
     for start, expected in zip(arrays["start_frames"], arrays["y"], strict=True):
         temporal = rope.axis_table(start + np.arange(3), 4)
         spatial = rope.spatial_table(4, 6, 16)
-        cos, sin = (rope.token_table(jnp.asarray(t), jnp.asarray(s)) for t, s in zip(temporal, spatial, strict=True))
+        cos, sin = (rope.token_table(t, s) for t, s in zip(temporal, spatial, strict=True))
         rotated = nki_ops.rotate(jnp.asarray(arrays["x"], jnp.float32), cos[:, None], sin[:, None])
         np.testing.assert_allclose(rotated[0], expected, rtol=0, atol=1e-6)

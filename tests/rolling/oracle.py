@@ -67,10 +67,7 @@ class Oracle:
         head_dim = self.config.dit.head_dim
         temporal = rope.axis_table(frames, rope.axis_pairs(head_dim)[0])
         spatial = rope.spatial_table(*self.grid, head_dim)
-        return tuple(
-            np.asarray(rope.token_table(jnp.asarray(t), jnp.asarray(s)))
-            for t, s in zip(temporal, spatial, strict=True)
-        )
+        return tuple(np.asarray(rope.token_table(t, s)) for t, s in zip(temporal, spatial, strict=True))
 
 
 @partial(jax.jit, static_argnames=("config", "graph", "store"))

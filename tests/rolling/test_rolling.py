@@ -32,7 +32,7 @@ class Runner:
 
     def run(self, context, noise, n_blocks, given=(), origin=0):
         text_kv = self.text_kv(context)
-        state = init_state(CONFIG, 1, 8, 12, jnp.float32)
+        state = jax.device_put(init_state(CONFIG, 1, 8, 12, jnp.float32))
         course = Roll(len(given), n_blocks - 1, origin)
         windows, final = [], list(given)
         for w in range(course.first_step, n_blocks + WINDOW - 1):
@@ -129,7 +129,7 @@ def test_one_executable_serves_everything(runner, context, count_compilations):
 
 
 def test_the_caches_are_written_in_place(runner, context):
-    state = init_state(CONFIG, 1, 8, 12, jnp.float32)
+    state = jax.device_put(init_state(CONFIG, 1, 8, 12, jnp.float32))
     text_kv = runner.text_kv(jnp.asarray(context))
     pointers = []
     for w in range(9, 12):
@@ -141,7 +141,7 @@ def test_the_caches_are_written_in_place(runner, context):
 
 
 def test_a_step_writes_only_its_slot(runner, context):
-    state = init_state(CONFIG, 1, 8, 12, jnp.float32)
+    state = jax.device_put(init_state(CONFIG, 1, 8, 12, jnp.float32))
     filled = state._replace(k_cache=jnp.full_like(state.k_cache, 3.0), v_cache=jnp.full_like(state.v_cache, 3.0))
     plan = plan_step(15, Roll(0, None), CONFIG.rolling, CONFIG.dit.head_dim, CONFIG.dit.rope_theta)
     after = runner.step(filled, runner.text_kv(jnp.asarray(context)), plan, np.zeros(state.x0.shape, np.float32))
