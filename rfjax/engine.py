@@ -18,7 +18,7 @@ from rfjax.config import ModelConfig
 from rfjax.dit.model import TextKV
 from rfjax.rolling.plan import Roll, StepPlan, plan_step
 from rfjax.rolling.step import RollingState, init_state, rolling_step
-from rfjax.vae.model import init_decoder_state, to_uint8
+from rfjax.vae.model import to_uint8
 
 
 class Shape(NamedTuple):
@@ -42,7 +42,7 @@ class Executables(NamedTuple):
     encode_text: Callable[[Any, Any, Any], Array]
     text_kv: Callable[[Any, Any], TextKV]
     step: Callable[[Any, RollingState, TextKV, StepPlan, Any], RollingState]
-    decode_first: Callable[[Any, Array, Any], tuple[Pixels, Any]]
+    decode_first: Callable[[Any, Array], tuple[Pixels, Any]]
     decode_next: Callable[[Any, Array, Any], tuple[Pixels, Any]]
 
 
@@ -68,6 +68,7 @@ class Engine:
         self.config, self.graphs, self.params, self.sharding = config, graphs, params, sharding
         self.dtype = jnp.dtype(dtype)
         self.compilations = 0
+        self._decoder_states: dict[Shape, Any] = {}
         self._executables: dict[Shape, Executables] = {}
         self._encode_text: Any = None
         self._encoders: dict[tuple[int, ...], Any] = {}
@@ -82,11 +83,10 @@ class Engine:
         """The state of a stream before its first step, all zeros."""
         return self.place(init_state(self.config, *shape, dtype=self.dtype))
 
-    def init_decoder_state(self, shape: Shape) -> Any:
-        """The state of a decoder that has decoded nothing."""
-        state = jax.eval_shape(lambda: init_decoder_state(self.config.vae, *shape, dtype=self.dtype))
-        # Zeros from the host: made on the device, each would be a program to compile.
-        return self.place(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
+    def decoder_state_shape(self, shape: Shape) -> Any:
+        """Abstract state of a decoder that has decoded something; before, it is None."""
+        self.executables(shape)
+        return self._decoder_states[shape]
 
     def place(self, arrays: Any) -> Any:
         """Arrays from the host, on the devices of the parameters."""
@@ -163,21 +163,16 @@ class Engine:
         }
 
     def _lower_decode(self, shape: Shape) -> dict[str, Any]:
-        def decode(first: bool) -> Callable:
-            def run(params: nnx.State, latents: Array, state: Any) -> tuple[Pixels, Any]:
-                unit, state = self._module("vae", params).decode(latents, state, first=first)
-                return Pixels(unit, to_uint8(unit)), state
-
-            return run
+        def decode(params: nnx.State, latents: Array, state: Any = None) -> tuple[Pixels, Any]:
+            unit, state = self._module("vae", params).decode(latents, state, first=state is None)
+            return Pixels(unit, to_uint8(unit)), state
 
         rolling, vae = self.config.rolling, self.config.vae
         block = (shape.batch, rolling.block_frames, vae.z_dim, shape.latent_height, shape.latent_width)
-        args = (
-            self.params["vae"],
-            jax.ShapeDtypeStruct(block, jnp.float32),
-            jax.eval_shape(lambda: self.init_decoder_state(shape)),
-        )
+        args = self.params["vae"], jax.ShapeDtypeStruct(block, jnp.float32)
+        first = self._lower(decode, *args)
+        self._decoder_states[shape] = first.out_info[1]
         return {
-            "decode_first": self._lower(decode(True), *args, donate=(2,)),
-            "decode_next": self._lower(decode(False), *args, donate=(2,)),
+            "decode_first": first,
+            "decode_next": self._lower(decode, *args, first.out_info[1], donate=(2,)),
         }

@@ -254,7 +254,7 @@ class RollingForcingPipeline:
         state = StreamState(
             rolling=self.engine.init_state(shape),
             text_kv=self.text_kv(prompts, shape),
-            decoder=self.engine.init_decoder_state(shape),
+            decoder=None,
             step=np.array(roll.first_step),
             given=given,
         )

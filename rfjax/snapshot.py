@@ -59,10 +59,11 @@ def load_snapshot(path: str | Path, pipeline: "RollingForcingPipeline") -> tuple
         if details.pop(name) != value:
             raise InputError(f"{path} was saved by a pipeline of another {name}; load that one to resume it")
     shape = Shape(*details["shape"])
+    decoded = details["decode"] and details["next_block"] > 0
     empty = StreamState(
         rolling=jax.eval_shape(lambda: pipeline.engine.init_state(shape)),
         text_kv=pipeline.engine.text_kv_shape(shape),
-        decoder=jax.eval_shape(lambda: pipeline.engine.init_decoder_state(shape)),
+        decoder=pipeline.engine.decoder_state_shape(shape) if decoded else None,
         step=np.array(0),
         given=np.zeros(0),
     )

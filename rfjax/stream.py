@@ -31,7 +31,7 @@ class StreamState(NamedTuple):
 
     rolling: RollingState
     text_kv: TextKV
-    decoder: Any
+    decoder: Any  # None before the first block is decoded
     step: np.ndarray  # int64 scalar: the step that runs next
     given: np.ndarray  # float32 [B, k, f, C, H, W]: latents of the conditioned blocks
 
@@ -258,6 +258,7 @@ class VideoStream:
             block = step - window + 1 + place
             if block >= roll.first and (roll.last is None or block <= roll.last):
                 noise[:, place] = [draw(block, window - 1 - place) for draw in self._noises]
+        self._state = None  # the step takes the caches over: interrupted, it leaves no stream behind
         rolling = self._run.step(self._engine.params["dit"], rolling, state.text_kv, plan, noise)
         self._state = state._replace(rolling=rolling, step=np.array(step + 1))
 
@@ -266,8 +267,12 @@ class VideoStream:
 
     def _decode_block(self, latents: jax.Array) -> Pixels:
         state = self._require_open()
-        decode = self._run.decode_first if self._next_block == 0 else self._run.decode_next
-        pixels, decoder = decode(self._engine.params["vae"], latents, state.decoder)
+        params = self._engine.params["vae"]
+        self._state = None  # as in `_step`
+        if state.decoder is None:
+            pixels, decoder = self._run.decode_first(params, latents)
+        else:
+            pixels, decoder = self._run.decode_next(params, latents, state.decoder)
         self._state = state._replace(decoder=decoder)
         return jax.block_until_ready(pixels)
 

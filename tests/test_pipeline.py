@@ -51,9 +51,8 @@ def test_latents_to_pixels_equal_the_release(pipe, load_golden):
     from rfjax.engine import Shape
 
     shape = Shape(1, 8, 12)
-    run, state = pipe.engine.executables(shape), pipe.engine.init_decoder_state(shape)
-    latents = arrays["output"]
-    first, state = run.decode_first(pipe.engine.params["vae"], latents[:, :3], state)
+    run, latents = pipe.engine.executables(shape), arrays["output"]
+    first, state = run.decode_first(pipe.engine.params["vae"], latents[:, :3])
     later, _ = run.decode_next(pipe.engine.params["vae"], latents[:, 3:], state)
     video = np.concatenate([first.unit[0], later.unit[0]]) * 0.5 + 0.5
     expected = arrays["video_u16"][0].transpose(0, 2, 3, 1) / 65535
@@ -360,3 +359,21 @@ def test_a_bad_checkpoint_or_dtype_is_refused(tiny_checkpoint, path, dtype):
 
     with pytest.raises(InputError):
         RollingForcingPipeline.from_pretrained(path or tiny_checkpoint, dtype=dtype)
+
+
+def test_an_interrupt_leaves_a_stream_that_works_or_says_it_is_closed(pipe, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    stream = pipe.stream(PROMPT, seed=0, **SIZE)
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr("rfjax.stream.plan_step", interrupt)  # before the step has taken the caches over
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    assert next(stream).index == 1
+    stream._run = stream._run._replace(step=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    with pytest.raises(InputError, match="closed"):
+        next(stream)

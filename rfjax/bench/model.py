@@ -141,7 +141,7 @@ def _stream_at(pipeline: RollingForcingPipeline, shape: Shape, block: int) -> Vi
     state = StreamState(
         rolling=engine.init_state(shape),
         text_kv=pipeline.text_kv([PROMPT], shape),
-        decoder=engine.init_decoder_state(shape),
+        decoder=None,
         step=np.array(block + config.rolling.window_blocks - 1),
         given=np.zeros((1, 0, *block_shape), np.float32),
     )

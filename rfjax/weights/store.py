@@ -198,10 +198,10 @@ def stored_arrays(path: Path, part: str) -> dict[str, jax.ShapeDtypeStruct]:
     folder = path.absolute() / part
     for name, stamp in load_json(path)["files"].items():
         if name.startswith(f"{part}/") and (found := _stamp(path / name)) != stamp:
-            change = (
-                f"{found['bytes']} bytes of {stamp['bytes']}" if found["bytes"] != stamp["bytes"] else "other content"
+            raise InputError(
+                f"{path} is damaged: {name} has {found['bytes']} bytes, and is not as it was written ({stamp}); "
+                "convert the release again"
             )
-            raise InputError(f"{path} is damaged: {name} has {change}; convert the release again")
     with _reading(path, part), _checkpointer() as checkpointer:
         arrays = flatten(checkpointer.metadata(folder).item_metadata.tree)
     return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in arrays.items()}
