@@ -10,6 +10,7 @@ CORE_TESTS = tests/nki_ops tests/dit tests/rolling tests/text tests/vae tests/we
 .PHONY: demo test lint test-oldest clean
 
 demo: $(VENV)/.run checkpoints/tiny
+	mkdir -p $(dir $(OUT))
 	$(VENV)/bin/rfjax generate "$(PROMPT)" --checkpoint checkpoints/tiny --size 96x64 --dtype float32 --seed 0 --num-frames 81 -o $(OUT) --force
 
 test: $(VENV)/.dev
