@@ -4,8 +4,11 @@ Layout is [B, T, H, W, C] throughout. `width_axis` names the mesh axis that the 
 `shard_map`); a shard then takes the columns beyond its edges from its neighbours, where the whole image has zeros.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -14,10 +17,12 @@ Pad = tuple[int, int]
 
 def _halo(x: Float[Array, "N H W C"], pad: Pad, axis: str) -> Float[Array, "N H W2 C"]:
     """Adds pad[0] columns of the left neighbour and pad[1] of the right one; zeros at the ends of the image."""
-    shards = lax.axis_size(axis)
-    left = lax.ppermute(x[:, :, x.shape[2] - pad[0] :], axis, [(i, i + 1) for i in range(shards - 1)])
-    right = lax.ppermute(x[:, :, : pad[1]], axis, [(i + 1, i) for i in range(shards - 1)])
-    return jnp.concatenate([left, x, right], axis=2)
+    shards, shard = lax.axis_size(axis), lax.axis_index(axis)
+    # A whole ring: some backends refuse a permutation in which a shard sends or receives nothing.
+    left = lax.ppermute(x[:, :, x.shape[2] - pad[0] :], axis, [(i, (i + 1) % shards) for i in range(shards)])
+    right = lax.ppermute(x[:, :, : pad[1]], axis, [((i + 1) % shards, i) for i in range(shards)])
+    ends = jnp.where(shard == 0, 0, left), x, jnp.where(shard == shards - 1, 0, right)
+    return jnp.concatenate(ends, axis=2)
 
 
 def conv2d(
@@ -36,25 +41,107 @@ def conv2d(
     )
 
 
+# A convolution to so few channels is dominated by reading its input; it then reads each frame once for all taps.
+_FEW_CHANNELS = 12
+# With fewer multiply-adds than this, the sums of the short algorithm cost as much as it saves.
+_MUCH_WORK = 10**8
+
+
 def conv3d(
-    x: Float[Array, "B T2 H W I"],
-    kernel: Float[Array, "3 kh kw I O"],
-    stride: int = 1,
-    width_axis: str | None = None,
+    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], width_axis: str | None = None
 ) -> Float[Array, "B T H W O"]:
-    """Convolution of a video: as is along time (with a stride there, if any), zero padded to the same size in space."""
-    kh, kw = kernel.shape[1:3]
-    padding = ((kh // 2, kh // 2), (kw // 2, kw // 2))
+    """Convolution of a video: as is along time (T = T2 - 2), zero padded to the same size in space.
+
+    The form depends on sizes and backend alone: taps as output channels where there are few of those; in float32 on
+    a CPU, where arithmetic is what costs, a short algorithm over time (half the multiplications); else taps as input
+    channels, one large product that accumulates in the matmul unit.
+    """
+    frames = x.shape[1] - 2
+    if kernel.shape[-1] <= _FEW_CHANNELS:
+        return _taps_as_outputs(x, kernel, width_axis)
+    work = frames * math.prod(x.shape[2:4]) * x.shape[0] * kernel.size
+    if frames == 1 or work < _MUCH_WORK or x.dtype != jnp.float32 or jax.default_backend() != "cpu":
+        return _taps_as_inputs([x[:, t : t + frames] for t in range(3)], kernel, width_axis)
+    tile = next((m for m in (4, 3, 2) if frames % m == 0), None)
+    if tile is not None:
+        return _short(x, kernel, tile, width_axis)
+    parts = [conv3d(part, kernel, width_axis) for part in (x[:, :3], x[:, 1:])]
+    return jnp.concatenate(parts, axis=1)
+
+
+def halve_time(x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"]) -> Float[Array, "B T H W O"]:
+    """`conv3d` at every second frame: T2 = 2 T + 1."""
     last = x.shape[1] - 2
-    frames = [x[:, t : t + last : stride] for t in range(3)]
-    batch, time = frames[0].shape[:2]
-    if jax.default_backend() == "cpu":
-        taps = [frame.reshape(-1, *frame.shape[2:]) for frame in frames]
-        y = sum(conv2d(tap, k, padding, width_axis=width_axis) for tap, k in zip(taps, kernel, strict=True))
-    else:
-        taps = jnp.concatenate(frames, axis=-1).reshape(batch * time, *x.shape[2:4], -1)
-        y = conv2d(taps, jnp.concatenate(list(kernel), axis=2), padding, width_axis=width_axis)
-    return y.reshape(batch, time, *y.shape[1:])
+    return _taps_as_inputs([x[:, t : t + last : 2] for t in range(3)], kernel)
+
+
+def _conv_frames(
+    x: Float[Array, "B T H W I"], kernel: Float[Array, "kh kw I O"], width_axis: str | None
+) -> Float[Array, "B T H W O"]:
+    """Convolution of each frame, to the same size."""
+    kh, kw = kernel.shape[:2]
+    padding = ((kh // 2, kh // 2), (kw // 2, kw // 2))
+    y = conv2d(x.reshape(-1, *x.shape[2:]), kernel, padding, width_axis=width_axis)
+    return y.reshape(*x.shape[:2], *y.shape[1:])
+
+
+def _taps_as_inputs(
+    frames: list[Float[Array, "B T H W I"]], kernel: Float[Array, "3 kh kw I O"], width_axis: str | None = None
+) -> Float[Array, "B T H W O"]:
+    """The three frames that an output frame sees stand side by side as channels."""
+    return _conv_frames(jnp.concatenate(frames, axis=-1), jnp.concatenate(list(kernel), axis=-2), width_axis)
+
+
+def _taps_as_outputs(
+    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], width_axis: str | None
+) -> Float[Array, "B T H W O"]:
+    """What each frame contributes to the three output frames that see it stands side by side as channels."""
+    frames, channels = x.shape[1] - 2, kernel.shape[-1]
+    y = _conv_frames(x, jnp.concatenate(list(kernel), axis=-1), width_axis)
+    return sum(y[:, t : t + frames, ..., t * channels : (t + 1) * channels] for t in range(3))  # type: ignore
+
+
+# Where the polynomials of a tile are evaluated, besides infinity: chosen for little rounding. On random data of 192
+# channels the error is 1.3, 1.7 and 2.2 times that of the direct form for tiles of 2, 3 and 4.
+_POINTS = {2: (0, 1, -1), 3: (1 / 2, -1 / 2, 5 / 4, -5 / 4), 4: (0, 3 / 4, -3 / 4, 3 / 2, -3 / 2)}
+
+
+def _toom_cook(tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Matrices A, G, B with which a correlation takes few products (Lavin & Gray 2016, "Fast algorithms for CNNs").
+
+    A ((G k) * (B x)) are the `tile` sums y[j] = k[0] x[j] + k[1] x[j+1] + k[2] x[j+2], with tile + 2 products instead
+    of 3 tile.
+    """
+
+    def powers(width: int) -> np.ndarray:
+        at_infinity = np.eye(width)[-1]
+        return np.vstack([np.vander(_POINTS[tile], width, increasing=True), at_infinity])
+
+    b = np.linalg.inv(powers(tile + 2)).T
+    scale = np.abs(b).max(axis=1, keepdims=True)
+    return powers(tile).T, powers(3) * scale, b / scale
+
+
+def _combine(weights: np.ndarray, arrays: list[Array]) -> Array:
+    return sum(float(w) * a for w, a in zip(weights, arrays, strict=True) if w)  # type: ignore[return-value]
+
+
+def _short(
+    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], tile: int, width_axis: str | None
+) -> Float[Array, "B T H W O"]:
+    """Every `tile` output frames from tile + 2 convolutions of single frames, rather than 3 tile.
+
+    The convolutions are of sums of frames with sums of the kernel's taps; sums of theirs are the output frames.
+    """
+    a, g, b = _toom_cook(tile)
+    last = x.shape[1] - 2 - tile
+    frames = [x[:, i : i + last + 1 : tile] for i in range(tile + 2)]
+    products = [
+        _conv_frames(_combine(b_row, frames), _combine(g_row, list(kernel)), width_axis)
+        for g_row, b_row in zip(g, b, strict=True)
+    ]
+    y = jnp.stack([_combine(a_row, products) for a_row in a], axis=2)
+    return y.reshape(x.shape[0], -1, *y.shape[3:])
 
 
 def upsample_conv(

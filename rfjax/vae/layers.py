@@ -9,21 +9,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rfjax.vae.conv import conv2d, conv3d, upsample_conv
+from rfjax.vae.conv import conv2d, conv3d, halve_time, upsample_conv
 from rfjax.vae.plan import StagePlan
 
-Video = Float[Array, "B T H W C"]
+Video = Float[Array, "B _T _H _W _C"]  # frames, sides and channels change from layer to layer
 State = Any
-kernel_init = nnx.initializers.lecun_normal()
+kernel_init = nnx.initializers.variance_scaling(1.0, "fan_in", "uniform")
 
 
-def _linear(dim_in: int, dim_out: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
+def pointwise(dim_in: int, dim_out: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
     """A convolution with a kernel of one pixel."""
     return nnx.Linear(dim_in, dim_out, dtype=dtype, param_dtype=dtype, rngs=rngs)
+
+
+def _before_start(x: Video) -> Video:
+    """What a causal convolution sees before the first frame of a video: two frames of zeros."""
+    return jnp.zeros((x.shape[0], 2, *x.shape[2:]), x.dtype)
 
 
 class Norm(nnx.Module):
@@ -51,9 +57,7 @@ class CausalConv(Conv):
     """Convolution over space and over the current and the two previous frames."""
 
     def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
-        if state is None:
-            state = jnp.zeros((x.shape[0], 2, *x.shape[2:]), x.dtype)
-        x = jnp.concatenate([state, x], axis=1)
+        x = jnp.concatenate([_before_start(x) if state is None else state, x], axis=1)
         return conv3d(x, self.kernel[...], width_axis=width_axis) + self.bias[...], x[:, -2:]
 
 
@@ -65,7 +69,7 @@ class ResBlock(nnx.Module):
         self.conv1 = CausalConv((3, 3, 3), dim_in, dim_out, dtype=dtype, rngs=rngs)
         self.conv2 = CausalConv((3, 3, 3), dim_out, dim_out, dtype=dtype, rngs=rngs)
         if dim_in != dim_out:
-            self.shortcut = _linear(dim_in, dim_out, dtype, rngs)
+            self.shortcut = pointwise(dim_in, dim_out, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
         past1, past2 = state or (None, None)
@@ -80,16 +84,17 @@ class Attention(nnx.Module):
 
     def __init__(self, dim: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.norm = Norm(dim)
-        self.q, self.k, self.v, self.out = (_linear(dim, dim, dtype, rngs) for _ in range(4))
+        self.q, self.k, self.v, self.out = (pointwise(dim, dim, dtype=dtype, rngs=rngs) for _ in range(4))
 
     def __call__(self, x: Video, width_axis: str | None = None) -> Video:
         h = self.norm(x)
         q, k, v = self.q(h), self.k(h), self.v(h)
         if width_axis is not None:
             k, v = (jax.lax.all_gather(a, width_axis, axis=3, tiled=True) for a in (k, v))
-        scores = jnp.einsum("bthwc,btyxc->bthwyx", q, k, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(scores * x.shape[-1] ** -0.5, axis=(-2, -1)).astype(x.dtype)
-        return x + self.out(jnp.einsum("bthwyx,btyxc->bthwc", weights, v))
+        q, k, v = (rearrange(a, "b t h w c -> (b t) (h w) c") for a in (q, k, v))
+        scores = jnp.einsum("nqc,nkc->nqk", q, k, preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(scores * x.shape[-1] ** -0.5, axis=-1).astype(x.dtype)
+        return x + self.out(jnp.einsum("nqk,nkc->nqc", weights, v).reshape(x.shape))
 
 
 class Middle(nnx.Module):
@@ -119,12 +124,15 @@ class Upsample(nnx.Module):
             self.time_conv = CausalConv((3, 1, 1), dim, 2 * dim, dtype=dtype, rngs=rngs)
 
     def _double_frames(self, x: Video, state: State) -> tuple[Video, State]:
-        single, x = (x[:, :0], x) if state is not None else (x[:, :1], x[:, 1:])
-        batch, frames, height, width, dim = x.shape
+        if state is None:
+            first, later, state = x[:, :1], x[:, 1:], _before_start(x)
+            if later.shape[1] == 0:
+                return first, state
+            later, state = self._double_frames(later, state)
+            return jnp.concatenate([first, later], axis=1), state
         y, state = self.time_conv(x, state)
         even_odd = jnp.stack(jnp.split(y, 2, axis=-1), axis=2)
-        y = even_odd.reshape(batch, 2 * frames, height, width, dim)
-        return jnp.concatenate([single, y], axis=1), state
+        return even_odd.reshape(x.shape[0], -1, *x.shape[2:]), state
 
     def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
         if hasattr(self, "time_conv"):
@@ -146,12 +154,13 @@ class Downsample(nnx.Module):
         if state is None:
             return x, x
         pairs = jnp.concatenate([state, x], axis=1)
-        return conv3d(pairs, self.time_conv.kernel[...], stride=2) + self.time_conv.bias[...], x[:, -1:]
+        return halve_time(pairs, self.time_conv.kernel[...]) + self.time_conv.bias[...], x[:, -1:]
 
     def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
         frames = x.shape[:2]
         # Padded below and on the right only, as Wan2.1 was trained.
-        x = conv2d(x.reshape(-1, *x.shape[2:]), self.conv.kernel[...], ((0, 1), (0, 1)), stride=2)
+        padding = ((0, 1), (0, 1))
+        x = conv2d(x.reshape(-1, *x.shape[2:]), self.conv.kernel[...], padding, 2, width_axis)
         x = (x + self.conv.bias[...]).reshape(*frames, *x.shape[1:])
         return self._halve_frames(x, state) if hasattr(self, "time_conv") else (x, state)
 
@@ -159,9 +168,7 @@ class Downsample(nnx.Module):
 class Stage(nnx.Module):
     """Residual blocks of one resolution, then the step to the next."""
 
-    def __init__(
-        self, plan: StagePlan, step: type[Upsample | Downsample], *, dtype: DTypeLike, rngs: nnx.Rngs
-    ):
+    def __init__(self, plan: StagePlan, step: type[Upsample | Downsample], *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.num_blocks = plan.num_blocks
         for i in range(plan.num_blocks):
             dim_in = plan.dim_in if i == 0 else plan.dim_out
@@ -176,9 +183,7 @@ class Stage(nnx.Module):
         return run(parts, x, state, width_axis)
 
 
-def run(
-    parts: Sequence[Any], x: Video, state: State, width_axis: str | None = None
-) -> tuple[Video, State]:
+def run(parts: Sequence[Any], x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
     """One part after the other, each with its own entry of the state."""
     after = []
     for part, past in zip(parts, state or [None] * len(parts), strict=True):

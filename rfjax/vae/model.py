@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, UInt8
 
 from rfjax.config import VAEConfig
 from rfjax.errors import InputError
-from rfjax.vae.layers import CausalConv, Downsample, Middle, Norm, Stage, State, Upsample, Video, run
+from rfjax.vae.layers import CausalConv, Downsample, Middle, Norm, Stage, State, Upsample, Video, pointwise, run
 from rfjax.vae.plan import decoder_stages, encoder_stages
 
 
@@ -43,7 +43,7 @@ class Encoder(nnx.Module):
             setattr(self, f"stage{i}", Stage(plan, Downsample, dtype=dtype, rngs=rngs))
         self.middle = Middle(top, dtype=dtype, rngs=rngs)
         self.head = Head(top, 2 * config.z_dim, dtype=dtype, rngs=rngs)
-        self.quant = nnx.Linear(2 * config.z_dim, 2 * config.z_dim, dtype=dtype, param_dtype=dtype, rngs=rngs)
+        self.quant = pointwise(2 * config.z_dim, 2 * config.z_dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Video, state: State) -> tuple[Video, State]:
         stages = [getattr(self, f"stage{i}") for i in range(self.num_stages)]
@@ -59,7 +59,7 @@ class Decoder(nnx.Module):
         stages = decoder_stages(config)
         top = stages[0].dim_in
         self.num_stages = len(stages)
-        self.post_quant = nnx.Linear(config.z_dim, config.z_dim, dtype=dtype, param_dtype=dtype, rngs=rngs)
+        self.post_quant = pointwise(config.z_dim, config.z_dim, dtype=dtype, rngs=rngs)
         self.conv_in = CausalConv((3, 3, 3), config.z_dim, top, dtype=dtype, rngs=rngs)
         self.middle = Middle(top, dtype=dtype, rngs=rngs)
         for i, plan in enumerate(stages):
@@ -136,9 +136,9 @@ class VAE(nnx.Module):
             InputError: T, the height or the width is not such a number.
         """
         config = self.config
-        batch, frames, height, width, _ = pixels.shape
+        _, frames, height, width, _ = pixels.shape
         time, space = config.temporal_stride, config.spatial_stride
-        if frames % time != 1:
+        if frames < 1 or (frames - 1) % time:
             shorter = max(1, 1 + (frames - 1) // time * time)
             raise InputError(f"{frames} frames to encode: give 1 + {time} k frames, such as {shorter}")
         if height % space or width % space:
@@ -151,11 +151,12 @@ class VAE(nnx.Module):
         # Where a backend would take a faster, coarser product by default, float32 means float32.
         with jax.default_matmul_precision("highest" if self.encoder_dtype == jnp.float32 else "default"):
             x = pixels.astype(self.encoder_dtype)
-            state, first = encode_group(None, x[:, :1])
-            groups = rearrange(x[:, 1:], "b (k t) h w c -> k b t h w c", t=time)
-            _, later = jax.lax.scan(encode_group, state, groups)
-        later = rearrange(later, "k b f h w c -> b (k f) h w c")
-        latents = jnp.concatenate([first, later], axis=1).astype(jnp.float32)
+            state, latents = encode_group(None, x[:, :1])
+            if frames > 1:
+                groups = rearrange(x[:, 1:], "b (k t) h w c -> k b t h w c", t=time)
+                _, later = jax.lax.scan(encode_group, state, groups)
+                latents = jnp.concatenate([latents, rearrange(later, "k b f h w c -> b (k f) h w c")], axis=1)
+        latents = latents.astype(jnp.float32)
         mean, std = _statistics(config)
         return rearrange((latents - mean) / std, "b f h w c -> b f c h w")
 

@@ -31,6 +31,4 @@ def decoder_stages(config: VAEConfig) -> tuple[StagePlan, ...]:
     times = (*reversed(config.temporal_downsample), False)
     ins = (dims[0], *(dim // 2 for dim in dims))
     last = len(times) - 1
-    return tuple(
-        StagePlan(ins[i], dims[i], config.num_res_blocks + 1, i < last, time) for i, time in enumerate(times)
-    )
+    return tuple(StagePlan(ins[i], dims[i], config.num_res_blocks + 1, i < last, time) for i, time in enumerate(times))
