@@ -5,7 +5,7 @@ computed once per prompt, layers stacked under one scan, self-attention handed i
 windows, caches and meshes; the model knows none of them.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ class TextKV(NamedTuple):
     v: Float[Array, "L B N S D"]
 
 
+@runtime_checkable
 class Attend(Protocol):
     """Self-attention as the caller wants it: over a cache, over a mesh, or plainly over the tokens given."""
 

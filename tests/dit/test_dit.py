@@ -65,7 +65,7 @@ def test_bfloat16_stays_close(tiny_dit, call, load_golden):
     params = jax.tree.map(lambda half, full: jnp.asarray(full, half.dtype), params, tiny_dit[1])
     kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
     assert kinds == {"bfloat16", "float32"}
-    context = arrays["context"][:1]
+    context = jnp.asarray(arrays["context"][:1])
     rotary = tuple(
         rope.token_table(t, s)
         for t, s in zip(rope.axis_table(np.arange(3), 4), rope.spatial_table(4, 6, 16), strict=True)
