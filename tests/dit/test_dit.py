@@ -72,7 +72,7 @@ def test_bfloat16_stays_close(tiny_dit, call, load_golden):
     )
     dit = nnx.merge(graph, params)
     features = timestep_features(arrays["A_t"], CONFIG.freq_dim)
-    flow, _ = dit(arrays["x3"].astype(np.float32), features, rotary, dit.text_keys_values(context))
+    flow, _ = dit(jnp.asarray(arrays["x3"], jnp.float32), jnp.asarray(features), rotary, dit.text_keys_values(context))
     error = np.linalg.norm(flow - arrays["A_flow"]) / np.linalg.norm(arrays["A_flow"])
     assert 1e-4 < error < 2e-2  # bfloat16 was really used, and the network holds
 
