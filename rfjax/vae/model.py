@@ -108,8 +108,8 @@ class VAE(nnx.Module):
         Args:
             latents: normalised latents of F >= 1 frames.
             state: from `init_decoder_state` or the chunk before, for the same B, h and w; safe to donate.
-            first: whether the video starts here. The state is then disregarded, so that nothing of another video
-                can leak into this one, and F frames become 1 + 4 (F - 1); else 4 F.
+            first: whether the video starts here. The state, which may be None, is then disregarded, so that nothing
+                of another video can leak into this one, and F frames become 1 + 4 (F - 1); else 4 F.
             width_axis: inside `jax.shard_map`, the mesh axis that the width of latents, state and pixels is cut along.
 
         Returns:
