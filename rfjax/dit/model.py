@@ -137,7 +137,7 @@ class Block(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T C"],
-        time_modulation: Float[Array, "B G 6 C"],
+        time_modulation: Float[Array, "#B G 6 C"],
         rotary: tuple[Float[Array, "T half"], Float[Array, "T half"]],
         text_kv: TextKV,
         attend: Attend,
@@ -203,7 +203,7 @@ class DiT(nnx.Module):
     def __call__(
         self,
         latents: Float[Array, "B F C H W"],
-        time_features: Float[Array, "B G freq_dim"],
+        time_features: Float[Array, "#B G freq_dim"],
         rotary: tuple[Float[Array, "T half"], Float[Array, "T half"]],
         text_kv: TextKV,
         attend: Attend = attend_all,

@@ -198,10 +198,9 @@ def stored_arrays(path: Path, part: str) -> dict[str, jax.ShapeDtypeStruct]:
     folder = path.absolute() / part
     for name, stamp in load_json(path)["files"].items():
         if name.startswith(f"{part}/") and (found := _stamp(path / name)) != stamp:
-            raise InputError(
-                f"{path} is damaged: {name} has {found['bytes']} bytes, and is not as it was written ({stamp}); "
-                "convert the release again"
-            )
+            written = stamp.get("bytes") if isinstance(stamp, dict) else None
+            change = "other content" if found["bytes"] == written else f"{found['bytes']} bytes of {written}"
+            raise InputError(f"{path} is damaged: {name} has {change}; convert the release again")
     with _reading(path, part), _checkpointer() as checkpointer:
         arrays = flatten(checkpointer.metadata(folder).item_metadata.tree)
     return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in arrays.items()}
