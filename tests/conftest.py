@@ -29,6 +29,28 @@ def load_golden():
     return load
 
 
+_parity: dict[str, tuple[float, float]] = {}  # what was compared -> largest error, bound
+
+
+@pytest.fixture(scope="session")
+def assert_parity():
+    """`assert_parity("DiT flow", got, recorded, atol)`; the largest errors are listed after the run."""
+
+    def check(what, got, recorded, atol):
+        np.testing.assert_allclose(got, recorded, rtol=0, atol=atol)
+        error = float(np.abs(np.asarray(got) - np.asarray(recorded)).max())
+        _parity[what] = max(error, _parity.get(what, (0.0, 0.0))[0]), atol
+
+    return check
+
+
+def pytest_terminal_summary(terminalreporter):
+    if _parity:
+        terminalreporter.section("largest error against the PyTorch release (float32)")
+        for what, (error, atol) in _parity.items():
+            terminalreporter.write_line(f"{what:<44} {error:.1e}   bound {atol:.0e}")
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory) -> Path:
     """The tiny release, converted in float32 (EMA weights)."""

@@ -40,12 +40,13 @@ def whole(pipe):
     return pipe(PROMPT, num_frames=45, seed=5, **SIZE)
 
 
-def test_prompt_to_latents_equals_the_release(pipe, load_golden, recorded_noise):
+def test_prompt_to_latents_equals_the_release(pipe, load_golden, assert_parity, recorded_noise):
     out = pipe(PROMPT, num_latent_frames=36, noise=recorded_noise, output_type="latent", **SIZE)
-    np.testing.assert_allclose(out.frames[0], load_golden("pipeline_F36")[0]["output"][0], rtol=0, atol=2e-5)
+    recorded = load_golden("pipeline_F36")[0]["output"][0]
+    assert_parity("latents, 36 frames, from the prompt", out.frames[0], recorded, 2e-5)
 
 
-def test_latents_to_pixels_equal_the_release(pipe, load_golden):
+def test_latents_to_pixels_equal_the_release(pipe, load_golden, assert_parity):
     # The release's 6-frame latents are of a half-denoised video, but their decoding is a golden all the same.
     arrays, _ = load_golden("pipeline_F6")
     from rfjax.engine import Shape
@@ -56,7 +57,7 @@ def test_latents_to_pixels_equal_the_release(pipe, load_golden):
     later, _ = run.decode_next(pipe.engine.params["vae"], latents[:, 3:], state)
     video = np.concatenate([first.unit[0], later.unit[0]]) * 0.5 + 0.5
     expected = arrays["video_u16"][0].transpose(0, 2, 3, 1) / 65535
-    np.testing.assert_allclose(video, expected, rtol=0, atol=2e-5)
+    assert_parity("pixels, 0 to 1 (recorded in 16 bits)", video, expected, 2e-5)
 
 
 def test_streamed_equals_whole(pipe, whole):

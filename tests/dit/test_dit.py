@@ -39,11 +39,11 @@ def call(tiny_dit):
     ("case", "latents", "contexts"),
     [("A", "x3", slice(0, 1)), ("B", "x6", slice(2, 3)), ("C", "xb", slice(0, 2)), ("D", "x3", slice(0, 1))],
 )
-def test_flow_equals_the_release(call, load_golden, case, latents, contexts):
+def test_flow_equals_the_release(call, load_golden, assert_parity, case, latents, contexts):
     # A: pure noise; B: another timestep for each frame; C: a batch with timesteps of its own; D: timestep 0.
     arrays, _ = load_golden("dit_single")
     flow = call(arrays[latents], arrays[f"{case}_t"], arrays["context"][contexts])
-    np.testing.assert_allclose(flow, arrays[f"{case}_flow"], rtol=0, atol=1e-5)
+    assert_parity("DiT flow", flow, arrays[f"{case}_flow"], 1e-5)
 
 
 def test_batch_equals_solo(call, load_golden):
