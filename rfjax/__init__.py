@@ -2,7 +2,7 @@
 
 from rfjax import RollingForcingPipeline
 
-pipe = RollingForcingPipeline.from_pretrained("checkpoints/wan-1.3b")
+pipe = RollingForcingPipeline.from_pretrained("checkpoints/rolling-forcing")
 with pipe.stream("a paper boat on a pond") as stream:
     for chunk in stream:
         show(chunk.frames)
