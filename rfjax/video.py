@@ -4,6 +4,7 @@ Pixels are uint8 RGB everywhere here; height and width are in pixels.
 """
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -22,6 +23,8 @@ from jaxtyping import UInt8
 
 from rfjax.errors import InputError
 
+logger = logging.getLogger("rfjax")
+
 FPS = 16  # frames a second of the videos Wan2.1 was trained on
 
 _UNTAGGED = 2  # colour space of a frame that does not say
@@ -37,12 +40,17 @@ class _Format:
 
 
 _H264 = {"crf": "18"}
+_VP9 = {"crf": "24", "deadline": "realtime", "cpu-used": "6", "row-mt": "1"}
+# FFmpeg would keep up to 256 KiB to itself, which is minutes of a still picture; and begin clusters 5 s apart.
+_PROMPT = {"flush_packets": "1"}
+_CLUSTERS = _PROMPT | {"cluster_time_limit": "2000"}
+# Written in fragments, so that what a killed process leaves behind plays; closing makes it an ordinary mp4. The header
+# waits for the first fragment, to say that the video starts at time 0 although B-frames come early.
+_FRAGMENTS = _PROMPT | {"movflags": "hybrid_fragmented+frag_keyframe+delay_moov"}
 _FORMATS = {
-    # Written in fragments, so that what a killed process leaves behind plays; closing makes it an ordinary mp4. The
-    # header waits for the first fragment, to say that the video starts at time 0 although B-frames come early.
-    ".mp4": _Format("mp4", "libx264", _H264, {"movflags": "hybrid_fragmented+frag_keyframe+delay_moov"}),
-    ".mkv": _Format("matroska", "libx264", _H264),
-    ".webm": _Format("webm", "libvpx-vp9", {"crf": "24", "deadline": "realtime", "cpu-used": "6", "row-mt": "1"}),
+    ".mp4": _Format("mp4", "libx264", _H264, _FRAGMENTS),
+    ".mkv": _Format("matroska", "libx264", _H264, _CLUSTERS),
+    ".webm": _Format("webm", "libvpx-vp9", _VP9, _CLUSTERS),
 }
 
 
@@ -170,7 +178,15 @@ class _File:
     """A video file under way."""
 
     def __init__(self, path: str, form: _Format, height: int, width: int, fps: int, metadata: dict[str, str]):
-        self._container = av.open(path, "w", format=form.container, container_options=form.container_options)
+        self._container = av.open(_local(path), "w", format=form.container, container_options=form.container_options)
+        try:
+            self._stream = self._start(form, height, width, fps, metadata)
+        except BaseException:
+            self._container.close()
+            os.remove(path)
+            raise
+
+    def _start(self, form: _Format, height: int, width: int, fps: int, metadata: dict[str, str]) -> av.VideoStream:
         self._container.metadata.update(metadata)
         stream = cast(av.VideoStream, self._container.add_stream(form.codec, rate=fps, options=form.options))
         stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
@@ -179,7 +195,7 @@ class _File:
         codec.color_range, codec.colorspace = ColorRange.MPEG, Colorspace.ITU709
         codec.color_primaries, codec.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
         self._container.start_encoding()
-        self._stream = stream
+        return stream
 
     def write(self, frame: av.VideoFrame | None) -> None:
         self._container.mux(self._stream.encode(frame))
@@ -214,7 +230,14 @@ class _Pipe:
             rest = rest[os.write(self._descriptor, rest) :]
 
 
+def _local(path: str | Path) -> str:
+    """A path as FFmpeg takes it, which would read `concat:x`, `http:x` and the like as more than a name."""
+    return f"file:{path}"
+
+
 def _check_pipe() -> None:
+    if sys.stdout is None:
+        raise InputError("output '-': standard output is closed; pipe it, as in: ... | ffplay -")
     if sys.stdout.isatty():
         raise InputError("output '-' is raw video and standard output is a terminal; pipe it, as in: ... | ffplay -")
 
@@ -226,7 +249,7 @@ def _check_file(path: Path, overwrite: bool) -> _Format:
     if path.is_dir():
         raise InputError(f"output {str(path)!r} is a directory; give a file in it")
     if path.exists() and not overwrite:
-        raise InputError(f"output {str(path)!r} exists; give another name or allow overwriting")
+        raise InputError(f"output {str(path)!r} exists; give another name, or overwrite it (--force, overwrite=True)")
     if not path.parent.is_dir():
         raise InputError(f"there is no directory {str(path.parent)!r} for output {path.name!r}; make it first")
     if not os.access(path.parent, os.W_OK):
@@ -251,8 +274,9 @@ def read_video(
     """The frames of a video, scaled and cropped to a size, at the frame rate of the model.
 
     The picture is turned upright by its rotation tag, scaled with its proportions kept (Lanczos) until it covers
-    `height` x `width`, and cut about its centre. Transparency is dropped. Of a video at another rate, the frames
-    nearest after each 1/`fps` of a second are taken, so that motion keeps its speed.
+    `height` x `width`, and cut about its centre. Transparency is dropped, and said. Of a
+    video at another rate, the frames nearest after each 1/`fps` of a second are taken, so that motion keeps its
+    speed.
 
     Args:
         path: any file that FFmpeg decodes.
@@ -266,10 +290,12 @@ def read_video(
     """
     name, frames = str(path), []
     try:
-        with av.open(name) as container:
+        with av.open(_local(name)) as container:
             if not container.streams.video:
                 raise InputError(f"{name!r} has no picture in it")
             for frame in _at_rate(container.decode(container.streams.video[0]), fps):
+                if not frames and any(component.is_alpha for component in frame.format.components):
+                    _say_transparency()
                 frames.append(_cover(frame, height, width))
                 if len(frames) == max_frames:
                     break
@@ -284,12 +310,13 @@ def to_pixels(image: Any) -> UInt8[np.ndarray, "*T H W 3"]:
     """An image or a video given as an array, or a PIL image, as uint8 RGB.
 
     Args:
-        image: a PIL image, or an array [H, W, 3] or [T, H, W, 3] of uint8 or of floats from 0 to 1.
+        image: a PIL image, which is turned upright by its EXIF tag; or an array [H, W, 3] or [T, H, W, 3] of uint8
+            or of floats from 0 to 1.
 
     Raises:
         InputError: other shapes, types or values.
     """
-    pixels = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
+    pixels = _from_pil(image) if hasattr(image, "convert") else np.asarray(image)
     if pixels.ndim not in (3, 4) or pixels.shape[-1] != 3 or not pixels.size:
         raise InputError(f"an image has shape {pixels.shape}; expected [H, W, 3], or [T, H, W, 3] for a video")
     if pixels.dtype.kind == "f":
@@ -299,6 +326,24 @@ def to_pixels(image: Any) -> UInt8[np.ndarray, "*T H W 3"]:
     if pixels.dtype != np.uint8:
         raise InputError(f"pixels of type {pixels.dtype}; expected uint8, or floats from 0 to 1")
     return pixels
+
+
+def _from_pil(image: Any) -> UInt8[np.ndarray, "H W 3"]:
+    from PIL import ImageOps
+
+    if image.mode in ("I", "F"):
+        raise InputError(f"a PIL image of mode {image.mode} has no known range; pass one of mode RGB")
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        grey = np.rint(np.asarray(image) / 257).astype(np.uint8)
+        return np.repeat(grey[..., None], 3, axis=-1)
+    if "A" in image.mode or "transparency" in image.info:
+        _say_transparency()
+    return np.asarray(image.convert("RGB"))
+
+
+def _say_transparency() -> None:
+    logger.warning("the transparency of an image or a video is dropped: what it hides is seen")
 
 
 def fit(pixels: UInt8[np.ndarray, "*T h w 3"], height: int, width: int) -> UInt8[np.ndarray, "*T H W 3"]:

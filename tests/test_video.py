@@ -115,7 +115,7 @@ def test_after_an_exception_the_file_plays(tmp_path, ending, error):
     assert len(read_video(path, HEIGHT, WIDTH)) == 9
 
 
-@pytest.mark.parametrize("ending", [".mp4", ".mkv"])
+@pytest.mark.parametrize("ending", FORMATS)
 def test_after_a_kill_the_file_plays(tmp_path, ending):
     path = tmp_path / f"video{ending}"
     code = f"""
@@ -123,13 +123,29 @@ import os, signal, numpy as np
 from rfjax.video import VideoWriter
 writer = VideoWriter({str(path)!r}, {HEIGHT}, {WIDTH})
 for _ in range(16):
-    writer.write(np.random.default_rng(0).integers(0, 256, (12, {HEIGHT}, {WIDTH}, 3), np.uint8))
+    writer.write(np.zeros((12, {HEIGHT}, {WIDTH}, 3), np.uint8))  # a still picture makes few bytes
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     with av.open(path) as container:
         frames = container.decode(video=0)
         assert len([next(frames) for _ in range(96)]) == 96  # later ones may be cut short
+
+
+@pytest.mark.parametrize("name", ["file:x.mp4", "concat:x.mp4", "tee:x.mkv"])
+def test_a_path_is_a_path(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / name.partition(":")[2]
+    other.write_bytes(b"old")
+    write(name, moving_frames(2))
+    assert other.read_bytes() == b"old"
+    assert len(read_video(name, HEIGHT, WIDTH)) == 2
+
+
+def test_a_file_that_cannot_begin_is_not_left(tmp_path):
+    with pytest.raises(UnicodeEncodeError), VideoWriter(tmp_path / "x.mp4", HEIGHT, WIDTH, title="\udcff") as writer:
+        writer.write(moving_frames(1))
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_frames_there_is_no_file(tmp_path):
@@ -369,6 +385,39 @@ def test_pixels_from_pil():
     image_module = pytest.importorskip("PIL.Image")
     image = image_module.new("RGBA", (7, 5), (10, 20, 30, 255))
     np.testing.assert_array_equal(to_pixels(image), np.broadcast_to(np.uint8([10, 20, 30]), (5, 7, 3)))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "I;16", "P"])
+def test_a_pil_image_equals_its_file(tmp_path, mode):
+    image_module = pytest.importorskip("PIL.Image")
+    grey = np.arange(40 * 60, dtype=np.uint16).reshape(40, 60) * 27
+    image = image_module.fromarray(grey if mode == "I;16" else (grey >> 8).astype(np.uint8))
+    image = image if mode == "I;16" else image.convert(mode)
+    exif = image_module.Exif()
+    exif[0x112] = 6
+    image.save(tmp_path / "x.png", exif=exif)
+    with image_module.open(tmp_path / "x.png") as opened:
+        pixels = to_pixels(opened)
+    assert pixels.shape == (60, 40, 3)
+    np.testing.assert_allclose(pixels, read_image(tmp_path / "x.png", 60, 40), atol=1)
+
+
+def test_dropped_transparency_is_said(tmp_path, caplog):
+    image_module = pytest.importorskip("PIL.Image")
+    image = image_module.new("RGBA", (8, 8), (10, 20, 30, 0))
+    image.save(tmp_path / "x.png")
+    to_pixels(image)
+    read_image(tmp_path / "x.png", 8, 8)
+    assert [record.message.partition(" is ")[0] for record in caplog.records] == [
+        "the transparency of an image or a video"
+    ] * 2
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_a_pil_image_of_no_known_range_is_refused(mode):
+    image_module = pytest.importorskip("PIL.Image")
+    with pytest.raises(InputError, match=f"mode {mode}"):
+        to_pixels(image_module.new(mode, (8, 8)))
 
 
 @pytest.mark.parametrize(
