@@ -138,6 +138,10 @@ class ModelConfig:
         """Pixel frames of a video's first `blocks` blocks: 9, then 12 a block, for Wan's VAE and 3-frame blocks."""
         return 1 + self.vae.temporal_stride * (blocks * self.rolling.block_frames - 1) if blocks else 0
 
+    def whole_blocks(self, pixel_frames: int) -> int:
+        """Whole blocks that so many pixel frames fill."""
+        return ((pixel_frames - 1) // self.vae.temporal_stride + 1) // self.rolling.block_frames
+
     def to_json(self) -> dict[str, Any]:
         """A plain dict of dicts that `from_json` reads back."""
         return dataclasses.asdict(self)

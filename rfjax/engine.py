@@ -4,8 +4,10 @@ Each function is compiled ahead of time, once for a batch size and resolution, a
 any length, prompt or seed then runs without compiling again.
 """
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -44,6 +46,14 @@ class Executables(NamedTuple):
     step: Callable[[Any, RollingState, TextKV, StepPlan, Any], RollingState]
     decode_first: Callable[[Any, Array], tuple[Pixels, Any]]
     decode_next: Callable[[Any, Array, Any], tuple[Pixels, Any]]
+
+
+def checksum(arrays: Iterable[np.ndarray | Array], text: str = "") -> str:
+    """CRC-32 of a text and the bytes of arrays, in hexadecimal."""
+    crc = zlib.crc32(text.encode())
+    for array in arrays:
+        crc = zlib.crc32(np.asarray(array, order="C").reshape(-1).view(np.uint8).data, crc)
+    return f"{crc:08x}"
 
 
 class Engine:
@@ -106,6 +116,11 @@ class Engine:
             lowered = self._lower(encode, self.params["vae"], pixels)
             self._encoders[pixels.shape] = self._count(lowered.compile())
         return np.asarray(self._encoders[pixels.shape](self.params["vae"], pixels))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Checksum of the weights that go on with a stream: the DiT's and the VAE's, in the dtypes they have here."""
+        return checksum(jax.tree.leaves([self.params["dit"], self.params["vae"]]))
 
     def _module(self, part: str, params: nnx.State) -> Any:
         return nnx.merge(self.graphs[part], params)

@@ -1,9 +1,11 @@
 """Checks of what a user asks for; each failure is one line that names the value and the fix."""
 
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +14,12 @@ from jaxtyping import UInt8
 
 from rfjax.config import ModelConfig
 from rfjax.errors import InputError
-from rfjax.rolling.noise import MAX_SEED
+from rfjax.rolling.noise import check_seed
 from rfjax.video import fit, read_image, read_video, to_pixels
 
 logger = logging.getLogger("rfjax")
+
+MAX_SIDE = 16384  # pixels; far beyond any memory, and far below where arithmetic overflows
 
 
 class Length(NamedTuple):
@@ -29,12 +33,15 @@ def check_size(height: int, width: int, config: ModelConfig) -> tuple[int, int]:
     """Latent height and width of a size in pixels.
 
     Raises:
-        InputError: a side is not a positive multiple of the model's stride; the nearest valid size is named.
+        InputError: a side is not a positive multiple of the model's stride (the nearest valid size is named), or is
+            larger than any video.
     """
     multiple = config.spatial_multiple
     for side in (height, width):
         if isinstance(side, bool) or not isinstance(side, int | np.integer):
             raise InputError(f"size {width!r}x{height!r}: width and height must be integers")
+    if max(height, width) > MAX_SIDE:
+        raise InputError(f"size {width}x{height}: a side has at most {MAX_SIDE} pixels")
     if height <= 0 or width <= 0 or height % multiple or width % multiple:
         nearest = (max(1, round(side / multiple)) * multiple for side in (width, height))
         raise InputError(
@@ -56,10 +63,10 @@ def check_length(num_frames: int | None, num_latent_frames: int | None, config: 
     if num_frames is not None and num_latent_frames is not None:
         raise InputError(f"num_frames={num_frames} and num_latent_frames={num_latent_frames}: give one of the two")
     if num_latent_frames is not None:
-        latents = _positive("num_latent_frames", num_latent_frames)
+        latents = check_count("num_latent_frames", num_latent_frames, "frames")
         pixel_frames = 1 + stride * (latents - 1)
     elif num_frames is not None:
-        pixel_frames = _positive("num_frames", num_frames)
+        pixel_frames = check_count("num_frames", num_frames, "frames")
         latents = 1 + -(-(pixel_frames - 1) // stride)
     else:
         return Length(None, None)
@@ -67,15 +74,20 @@ def check_length(num_frames: int | None, num_latent_frames: int | None, config: 
     whole = 1 + stride * (blocks * block - 1)
     if whole != pixel_frames:
         logger.warning(
-            "%d frames end inside a block: %d are generated and the last %d dropped",
-            pixel_frames, whole, whole - pixel_frames,
+            "a length of %s ends inside a block: %d are generated and the last %d dropped",
+            counted(pixel_frames, "frame"), whole, whole - pixel_frames,
         )  # fmt: skip
     return Length(blocks, pixel_frames)
 
 
-def _positive(name: str, value: Any) -> int:
+def check_count(name: str, value: Any, things: str) -> int:
+    """The value of an argument that counts something.
+
+    Raises:
+        InputError: it is not an integer of at least 1.
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{name}={value!r}: the number of frames must be an integer of at least 1")
+        raise InputError(f"{name}={value!r}: the number of {things} must be an integer of at least 1")
     return int(value)
 
 
@@ -83,11 +95,13 @@ def check_prompts(prompt: str | Sequence[str]) -> list[str]:
     """The prompts as a list.
 
     Raises:
-        InputError: not a string or a list of at least one string.
+        InputError: not a string or a list of at least one string, or not text that a file could hold.
     """
     prompts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(prompts, list | tuple) or not prompts or not all(isinstance(p, str) for p in prompts):
         raise InputError(f"prompt {prompt!r} is neither a string nor a list of at least one string")
+    if any("\0" in p or p != p.encode(errors="replace").decode() for p in prompts):
+        raise InputError(f"prompt {prompt!r:.200} holds NUL or is not UTF-8 text; take such characters out")
     if any(not p.strip() for p in prompts):
         logger.warning("an empty prompt: the video will follow no text")
     return list(prompts)
@@ -97,23 +111,18 @@ def check_seeds(seed: int | Sequence[int] | None, batch: int) -> list[int]:
     """One seed for each prompt: the given ones; or seed, seed + 1, ...; or drawn, and printed.
 
     Raises:
-        InputError: the number of seeds is not that of the prompts.
+        InputError: a seed is not an integer in 0 .. 2**64 - 1, or there are not as many as prompts.
     """
     if seed is None:
         seed = secrets.randbelow(2**32 - batch)
         print(f"rfjax: seed {seed}", file=sys.stderr, flush=True)
-    if isinstance(seed, list | tuple):
-        if len(seed) != batch:
-            raise InputError(f"{len(seed)} seeds for {batch} prompts; give one seed for each, or a single one")
-        seeds = list(seed)
-    else:
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise InputError(f"seed {seed!r} is not an integer from 0 to {MAX_SEED}")
-        seeds = [int(seed) + i for i in range(batch)]
-    for value in seeds:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value <= MAX_SEED:
-            raise InputError(f"seed {value!r} is not an integer from 0 to {MAX_SEED}")
-    return seeds
+    if not isinstance(seed, list | tuple):
+        return [check_seed(check_seed(seed) + i) for i in range(batch)]
+    if len(seed) != batch:
+        raise InputError(
+            f"{counted(len(seed), 'seed')} for {counted(batch, 'prompt')}; give one for each, or one for all"
+        )
+    return [check_seed(value) for value in seed]
 
 
 def refuse_guidance(guidance_scale: float | None, negative_prompt: Any) -> None:
@@ -160,9 +169,8 @@ def given_frames(
     else:
         frames = fit(_with_axes(video, "video", 4), height, width)
     if len(frames) < one_block:
-        raise InputError(f"the given video has {len(frames)} frames; at least {one_block} are needed")
-    latents = (len(frames) - 1) // config.vae.temporal_stride + 1
-    used = config.pixel_frames(latents // config.rolling.block_frames)
+        raise InputError(f"the given video has {counted(len(frames), 'frame')}; at least {one_block} are needed")
+    used = config.pixel_frames(config.whole_blocks(len(frames)))
     if used < len(frames):
         logger.warning(
             "of the given video's %d frames the last %d are used: they fill whole blocks", len(frames), used
@@ -171,7 +179,28 @@ def given_frames(
 
 
 def _with_axes(value: Any, name: str, axes: int) -> UInt8[np.ndarray, "*T H W 3"]:
-    pixels = to_pixels(value)
+    try:
+        pixels = to_pixels(value)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    except (TypeError, ValueError):  # lists of unequal lengths
+        raise InputError(f"{name} is no array; one of {axes} axes is needed, all frames of one size") from None
     if pixels.ndim != axes:
-        raise InputError(f"{name} has shape {list(pixels.shape)}; {axes} axes are needed")
+        raise InputError(f"{name} has shape {list(pixels.shape)}; {axes} axes are needed, the same for every prompt")
     return pixels
+
+
+def check_path(path: Any, what: str) -> Path:
+    """The path of something.
+
+    Raises:
+        InputError: it is no path, or empty.
+    """
+    if not isinstance(path, str | PathLike) or not os.fspath(path):
+        raise InputError(f"path {path!r} of {what}: give the name of a file or folder")
+    return Path(path)
+
+
+def counted(n: int, noun: str) -> str:
+    """ "1 frame", "2 frames"."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"

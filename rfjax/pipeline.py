@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from rfjax.config import ModelConfig
 from rfjax.dit.model import TextKV
@@ -17,10 +17,13 @@ from rfjax.engine import Engine, Shape
 from rfjax.errors import InputError
 from rfjax.inputs import (
     Length,
+    check_count,
     check_length,
+    check_path,
     check_prompts,
     check_seeds,
     check_size,
+    counted,
     given_frames,
     refuse_guidance,
 )
@@ -52,12 +55,12 @@ class PipelineOutput:
     Attributes:
         frames: one entry a prompt. "np": float32 [T, H, W, 3] in 0 .. 1; "pil": a list of images; "latent":
             float32 [F, 16, h, w], normalised.
-        seed: what to pass to get the same video again.
+        seed: what to pass to get the same video again; None with a noise function.
         timings: seconds.
     """
 
     frames: list[Any]
-    seed: int | list[int]
+    seed: int | list[int] | None
     timings: Timings
 
 
@@ -96,17 +99,21 @@ class RollingForcingPipeline:
             InputError: the checkpoint is missing, broken or of another kind, or a dtype is unknown.
         """
         from rfjax.weights.parts import load_parts
+        from rfjax.weights.store import check_files
 
-        for name in (dtype, text_dtype or dtype, vae_encode_dtype):
+        path = check_path(path, "the checkpoint")
+        text_dtype = dtype if text_dtype is None else text_dtype
+        for name in (dtype, text_dtype, vae_encode_dtype):
             if name not in DTYPES:
                 raise InputError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
         sharding = None if mesh is None else _whole_on_each(mesh)
         config, graphs, params = load_parts(
             path,
-            dtypes={"dit": dtype, "vae": dtype, "text": text_dtype or dtype, "vae_encoder": vae_encode_dtype},
+            dtypes={"dit": dtype, "vae": dtype, "text": text_dtype, "vae_encoder": vae_encode_dtype},
             sharding=sharding,
         )
-        tokenizer = Tokenizer.from_dir(Path(path) / "tokenizer")
+        check_files(path, "tokenizer")
+        tokenizer = Tokenizer.from_dir(path / "tokenizer")
         if tokenizer.vocab_size > config.text.vocab_size:
             raise InputError(
                 f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the text encoder {config.text.vocab_size}; "
@@ -114,26 +121,32 @@ class RollingForcingPipeline:
             )
         return cls(Engine(config, graphs, params, dtype, sharding), tokenizer)
 
+    def __repr__(self) -> str:
+        dit = self.config.dit
+        return f"<{type(self).__name__} of width {dit.dim}, {dit.num_layers} layers, {self.engine.dtype}>"
+
     @property
     def config(self) -> ModelConfig:
         return self.engine.config
 
-    def save(self, path: str | Path) -> None:
-        """Writes the pipeline as a checkpoint that `from_pretrained` reads.
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the pipeline as a checkpoint that `from_pretrained` reads; `overwrite` replaces one at `path`.
 
         Raises:
             InputError: `path` exists or cannot be written.
         """
         from rfjax.weights.store import save
 
-        save(Path(path), self.config, self.engine.params, self.tokenizer.directory, {"source": "pipeline"})
+        target, source = check_path(path, "the checkpoint"), {"source": "pipeline"}
+        save(target, self.config, self.engine.params, self.tokenizer.directory, source, overwrite=overwrite)
 
     def warmup(self, height: int = 480, width: int = 832, batch: int = 1) -> None:
         """Compiles all that a stream of this size needs, so that the first frame does not wait for it.
 
         Raises:
-            InputError: the size is not valid.
+            InputError: the size or the batch is not valid.
         """
+        batch = check_count("batch", batch, "prompts")
         self.engine.executables(Shape(batch, *check_size(height, width, self.config)))
 
     def __call__(
@@ -174,6 +187,8 @@ class RollingForcingPipeline:
         start = time.perf_counter()
         if output_type not in ("np", "pil", "latent"):
             raise InputError(f"output_type {output_type!r} is not one of np, pil, latent")
+        if callback_on_block_end is not None and not callable(callback_on_block_end):
+            raise InputError(f"callback_on_block_end {callback_on_block_end!r:.60} is no function")
         if num_frames is None and num_latent_frames is None:
             num_frames = 81
         chunks: list[Chunk] = []
@@ -248,8 +263,9 @@ class RollingForcingPipeline:
         length = check_length(num_frames, num_latent_frames, self.config)
         shape = Shape(len(prompts), *size)
         noises, seeds = self._noises(noise, seed, shape)
-        given = self._given(image, video, height, width, shape)
-        roll = self._roll(length, given.shape[1])
+        frames = given_frames(image, video, height, width, self.config)
+        roll = self._roll(length, 0 if frames is None else self.config.whole_blocks(len(frames)))
+        given = self._given(frames, shape)
         single = isinstance(prompt, str)
         state = StreamState(
             rolling=self.engine.init_state(shape),
@@ -266,7 +282,7 @@ class RollingForcingPipeline:
             roll=roll,
             noises=noises,
             total_frames=length.pixel_frames,
-            metadata={"seed": seeds[0] if single else seeds, "custom_noise": noise is not None},
+            metadata={"seed": seeds[0] if single and seeds else seeds, "custom_noise": noise is not None},
             decode=decode,
         )
 
@@ -320,29 +336,26 @@ class RollingForcingPipeline:
 
     def _noises(
         self, noise: NoiseFn | None, seed: int | Sequence[int] | None, shape: Shape
-    ) -> tuple[list[NoiseFn], list[int | None]]:
+    ) -> tuple[list[NoiseFn], list[int] | None]:
         block = (self.config.rolling.block_frames, self.config.dit.in_dim, *shape[1:])
         if noise is None:
             seeds = check_seeds(seed, shape.batch)
-            return [counter_noise(s, block) for s in seeds], list(seeds)
+            return [counter_noise(s, block) for s in seeds], seeds
         if seed is not None:
             raise InputError(f"seed={seed} and a noise function are both given; the noise comes from one of them")
-        return [checked_noise(noise, block)] * shape.batch, [None] * shape.batch
+        return [checked_noise(noise, block)] * shape.batch, None
 
     def _roll(self, length: Length, given: int) -> Roll:
         if length.blocks is not None and length.blocks <= given:
             raise InputError(
-                f"the given image or video fills {given} blocks, and the whole video is to have {length.blocks}; "
-                "ask for more frames"
+                f"the given image or video fills {counted(given, 'block')}, the whole video is to have "
+                f"{length.blocks}; ask for at least {self.config.pixel_frames(given) + 1} frames"
             )
         return Roll(given, None if length.blocks is None else length.blocks - 1)
 
-    def _given(
-        self, image: Any, video: Any, height: int, width: int, shape: Shape
-    ) -> Float[np.ndarray, "B k f C H W"]:
+    def _given(self, frames: UInt8[np.ndarray, "T H W 3"] | None, shape: Shape) -> Float[np.ndarray, "B k f C h w"]:
         """Latents of the conditioned blocks; none without an image or a video."""
         block, channels = self.config.rolling.block_frames, self.config.dit.in_dim
-        frames = given_frames(image, video, height, width, self.config)
         if frames is None:
             return np.zeros((shape.batch, 0, block, channels, *shape[1:]), np.float32)
         latents = self.engine.encode_video(frames[None].astype(np.float32) / 127.5 - 1)

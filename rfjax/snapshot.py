@@ -1,7 +1,9 @@
 """A running stream as one file: safetensors, with what is not an array as JSON in its metadata."""
 
+import contextlib
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,66 +12,102 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from rfjax.engine import Shape
+from rfjax.engine import Shape, checksum
 from rfjax.errors import InputError
+from rfjax.inputs import check_path
+from rfjax.rolling.plan import Roll
 from rfjax.stream import StreamState
 
 if TYPE_CHECKING:
     from rfjax.pipeline import RollingForcingPipeline
 
-FORMAT = "rfjax-stream-1"
+FORMAT = "rfjax-stream-2"
 
 
-def save_snapshot(path: str | Path, state: StreamState, details: dict[str, Any]) -> None:
+def save_snapshot(
+    path: str | Path, state: StreamState, details: dict[str, Any], pipeline: "RollingForcingPipeline"
+) -> None:
     """Writes a stream's state; the file appears whole or not at all.
 
     Raises:
         InputError: the file cannot be written.
     """
-    target = Path(path)
-    partial = target.with_name(target.name + ".partial")
-    arrays = {f"{i:04d}": np.asarray(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(state))}
+    target = check_path(path, "the stream").resolve()  # a link goes on pointing at the file it names
+    partial = target.with_name(f".{secrets.token_hex(8)}.partial")
+    leaves = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(state)]
+    text = json.dumps({"pipeline": model_identity(pipeline), "stream": details})
+    metadata = {"format": FORMAT, "details": text, "crc32": checksum(leaves, text)}
     try:
-        save_file(arrays, partial, {"format": FORMAT, "details": json.dumps(details)})
+        partial.touch(exist_ok=False)
+        mode = partial.stat().st_mode  # as the umask has it; safetensors makes its files private
+        save_file({f"{i:04d}": leaf for i, leaf in enumerate(leaves)}, partial, metadata)
+        partial.chmod(mode)
         os.replace(partial, target)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write the stream to {path}: {error}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def load_snapshot(path: str | Path, pipeline: "RollingForcingPipeline") -> tuple[dict[str, Any], StreamState]:
     """Reads what `save_snapshot` wrote: the details, and the state on the host.
 
     Raises:
-        InputError: the file is missing, broken, or of another model or dtype.
+        InputError: the file is missing, broken, or of another model, dtype or set of weights.
     """
-    if not Path(path).is_file():
+    file = check_path(path, "the stream")
+    if os.path.isdir(file):
+        raise InputError(f"{path} is a folder, no saved stream")
+    if not os.path.isfile(file):
         raise InputError(f"{path}: there is no such file")
     try:
-        with safe_open(str(path), "numpy") as file:
-            metadata = file.metadata() or {}
-            leaves = [file.get_tensor(name) for name in sorted(file.keys())]
+        with safe_open(str(file), "numpy") as content:
+            metadata = content.metadata() or {}
+            leaves = [content.get_tensor(name) for name in sorted(content.keys())]
     except SafetensorError as error:
         raise InputError(f"{path} is not a saved stream, or is damaged ({error})") from None
     if metadata.get("format") != FORMAT:
-        raise InputError(f"{path} is not a saved stream")
-    details = json.loads(metadata["details"])
+        raise InputError(f"{path} is not a saved stream of this version of rfjax")
+    text = metadata.get("details", "")
+    if metadata.get("crc32") != checksum(leaves, text):
+        raise InputError(f"{path} is damaged: its checksum differs; take another copy")
+    content = json.loads(text)
     for name, value in model_identity(pipeline).items():
-        if details.pop(name) != value:
-            raise InputError(f"{path} was saved by a pipeline of another {name}; load that one to resume it")
-    shape = Shape(*details["shape"])
+        saved = content["pipeline"].get(name)
+        if saved != value:
+            raise InputError(
+                f"{path} was saved by a pipeline with {name} {saved}, this one has {value}; load that one to resume it"
+            )
+    details = content["stream"]
+    expected = _expected(details, pipeline)
+    forms = [[(leaf.shape, leaf.dtype) for leaf in tree] for tree in (jax.tree.leaves(expected), leaves)]
+    if forms[0] != forms[1]:
+        raise InputError(f"{path} does not hold the state of such a stream")
+    return details, jax.tree.unflatten(jax.tree.structure(expected), leaves)
+
+
+def _expected(details: dict[str, Any], pipeline: "RollingForcingPipeline") -> StreamState:
+    """The abstract state of a stream."""
+    shape, engine = Shape(*details["shape"]), pipeline.engine
+    block = pipeline.config.rolling.block_frames, pipeline.config.dit.in_dim, *shape[1:]
     decoded = details["decode"] and details["next_block"] > 0
-    empty = StreamState(
-        rolling=jax.eval_shape(lambda: pipeline.engine.init_state(shape)),
-        text_kv=pipeline.engine.text_kv_shape(shape),
-        decoder=pipeline.engine.decoder_state_shape(shape) if decoded else None,
+    return StreamState(
+        rolling=jax.eval_shape(lambda: engine.init_state(shape)),
+        text_kv=engine.text_kv_shape(shape),
+        decoder=engine.decoder_state_shape(shape) if decoded else None,
         step=np.array(0),
-        given=np.zeros(0),
+        given=jax.ShapeDtypeStruct((shape.batch, Roll(*details["roll"]).first, *block), np.float32),  # pyright: ignore
     )
-    return details, jax.tree.unflatten(jax.tree.structure(empty), leaves)
 
 
 def model_identity(pipeline: "RollingForcingPipeline") -> dict[str, Any]:
-    """What a stream must find again to go on bit for bit (the weights themselves are the user's to keep)."""
-    return {"model": json.loads(json.dumps(pipeline.config.to_json())), "dtype": str(pipeline.engine.dtype)}
+    """What a stream must find again to go on bit for bit, by name."""
+    engine = pipeline.engine
+    sections = json.loads(json.dumps(pipeline.config.to_json()))
+    sizes = {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
+    return sizes | {
+        "dtype": str(engine.dtype),
+        "text dtype": str(max(jax.tree.leaves(engine.params["text"]), key=lambda leaf: leaf.size).dtype),
+        "weights": engine.fingerprint,
+    }

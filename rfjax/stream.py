@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -73,12 +74,16 @@ class Chunk:
         self.prompt, self.timings, self.n_frames = prompt, timings, n_frames
         self._pixels = pixels
 
-    @property
+    def __repr__(self) -> str:
+        last = self.first_frame + self.n_frames - 1
+        return f"<{type(self).__name__} {self.index}: frames {self.first_frame} to {last}, prompt {self.prompt!r:.60}>"
+
+    @cached_property
     def frames(self) -> UInt8[np.ndarray, "*B T H W 3"]:
         """Pixel frames, 0 .. 255; with a leading batch axis for a list of prompts."""
         return self._host("uint8")
 
-    @property
+    @cached_property
     def frames_float(self) -> Float[np.ndarray, "*B T H W 3"]:
         """Pixel frames, 0 .. 1, without the rounding to 8 bits."""
         return np.clip(self._host("unit") * 0.5 + 0.5, 0.0, 1.0)
@@ -107,7 +112,7 @@ class VideoStream:
         roll: Roll,
         noises: Sequence[NoiseFn],
         total_frames: int | None,
-        metadata: dict[str, Any],
+        metadata: Mapping[str, Any],
         decode: bool = True,
         next_block: int = 0,
     ):
@@ -115,7 +120,14 @@ class VideoStream:
         self._run = self._engine.executables(shape)
         self._state: StreamState | None = state
         self._prompt, self._roll, self._noises, self._decode = prompt, roll, noises, decode
-        self._next_block, self.total_frames, self.metadata = next_block, total_frames, metadata
+        self._next_block, self.total_frames = next_block, total_frames
+        self.metadata = MappingProxyType(dict(metadata))  # read-only: a saved stream has it too
+
+    def __repr__(self) -> str:
+        size, total = f"{self.width}x{self.height}", self.total_frames
+        state = " closed" if self._state is None else ""
+        frames = f"frame {self.frames_done} of {'an endless video' if total is None else total}"
+        return f"<{type(self).__name__}{state} {size}, {frames}, prompt {self._prompt!r:.60}>"
 
     @property
     def prompt(self) -> str | list[str]:
@@ -123,7 +135,8 @@ class VideoStream:
         return self._prompt
 
     @property
-    def seed(self) -> int | list[int]:
+    def seed(self) -> int | list[int] | None:
+        """What to pass to get the same video again; None if it ran on a noise function."""
         return self.metadata["seed"]
 
     @property
@@ -142,6 +155,7 @@ class VideoStream:
         return self._limit(self._engine.config.pixel_frames(self._next_block))
 
     def __enter__(self) -> "VideoStream":
+        self._require_open()
         return self
 
     def __exit__(
@@ -159,7 +173,7 @@ class VideoStream:
     def __next__(self) -> Chunk:
         self._require_open()
         block = self._next_block
-        if self._roll.last is not None and block > self._roll.last:
+        if self._finished:
             raise StopIteration
         start = time.perf_counter()
         latents = self._given_block(block) if block < self._roll.first else self._finish_block(block)
@@ -192,9 +206,11 @@ class VideoStream:
             turn to the new prompt by as many steps as they have left, so the change comes in over a few blocks.
 
         Raises:
-            InputError: the stream is closed, or the prompt is of the wrong kind.
+            InputError: the stream is closed or finished, or the prompt is of the wrong kind.
         """
         state = self._require_open()
+        if self._finished:
+            raise InputError(f"the stream has made all of its {self.total_frames} frames; a new prompt shows in none")
         prompts = check_prompts(prompt)
         if isinstance(prompt, str) != isinstance(self._prompt, str) or len(prompts) != self._shape.batch:
             wanted = "a string" if isinstance(self._prompt, str) else f"a list of {self._shape.batch} strings"
@@ -211,21 +227,22 @@ class VideoStream:
         Raises:
             InputError: the stream is closed, or the file cannot be written.
         """
-        from rfjax.snapshot import model_identity, save_snapshot
+        from rfjax.snapshot import save_snapshot
 
-        details = (
-            model_identity(self._pipeline)
-            | self.metadata
-            | {
-                "prompt": self._prompt,
-                "shape": list(self._shape),
-                "roll": list(self._roll),
-                "total_frames": self.total_frames,
-                "decode": self._decode,
-                "next_block": self._next_block,
-            }
-        )
-        save_snapshot(path, self._require_open(), details)
+        details = {
+            **self.metadata,
+            "prompt": self._prompt,
+            "shape": list(self._shape),
+            "roll": list(self._roll),
+            "total_frames": self.total_frames,
+            "decode": self._decode,
+            "next_block": self._next_block,
+        }
+        save_snapshot(path, self._require_open(), details, self._pipeline)
+
+    @property
+    def _finished(self) -> bool:
+        return self._roll.last is not None and self._next_block > self._roll.last
 
     def _require_open(self) -> StreamState:
         if self._state is None:

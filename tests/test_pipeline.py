@@ -1,9 +1,13 @@
 """The Python API on the tiny release: parity, streaming properties, compilations, bad input."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 
+from rfjax import RollingForcingPipeline
+from rfjax.engine import Engine
 from rfjax.errors import InputError
 from rfjax.rolling.noise import counter_noise
 from rfjax.rolling.schedule import noise_levels
@@ -120,8 +124,6 @@ def test_nothing_compiles_after_warm_up(pipe, count_compilations):
 
 
 def test_a_resolution_costs_one_step_and_two_decoders(tiny_checkpoint):
-    from rfjax import RollingForcingPipeline
-
     pipe = RollingForcingPipeline.from_pretrained(tiny_checkpoint, dtype="float32")
     pipe.warmup(32, 32)
     assert pipe.engine.compilations == 5  # text encoder, text keys and values, step, first and later decode
@@ -180,7 +182,8 @@ def test_any_number_of_frames_is_exact(pipe, caplog, n_frames, n_blocks):
     whole = 9 + 12 * (n_blocks - 1)
     said = [r.message for r in caplog.records]
     assert said == ([] if whole == n_frames else [
-        f"{n_frames} frames end inside a block: {whole} are generated and the last {whole - n_frames} dropped"
+        f"a length of {n_frames} frame{'s' * (n_frames > 1)} ends inside a block: {whole} are generated and the last "
+        f"{whole - n_frames} dropped"
     ])  # fmt: skip
 
 
@@ -225,7 +228,12 @@ def test_a_given_video_goes_on_from_its_end(pipe, caplog):
 def test_a_closed_stream_says_so(pipe):
     with pipe.stream(PROMPT, seed=0, **SIZE) as stream:
         next(stream)
-    for use in (lambda: next(stream), lambda: stream.set_prompt("x"), lambda: stream.save("nowhere")):
+    for use in (
+        stream.__enter__,
+        lambda: next(stream),
+        lambda: stream.set_prompt("x"),
+        lambda: stream.save("nowhere"),
+    ):
         with pytest.raises(InputError, match="closed"):
             use()
 
@@ -233,6 +241,20 @@ def test_a_closed_stream_says_so(pipe):
 def test_a_finished_stream_stops_and_stays_stopped(pipe):
     stream = pipe.stream(PROMPT, 9, seed=0, **SIZE)
     assert len(list(stream)) == 1 and list(stream) == []
+    with pytest.raises(InputError, match="all of its 9 frames"):
+        stream.set_prompt("too late")
+
+
+def test_what_things_are_can_be_read(pipe):
+    stream = pipe.stream(PROMPT, 21, seed=0, **SIZE)
+    next(stream)
+    chunk = next(stream)
+    assert repr(pipe) == "<RollingForcingPipeline of width 192, 3 layers, float32>"
+    assert repr(stream) == f"<VideoStream 96x64, frame 21 of 21, prompt {PROMPT!r}>"
+    assert repr(chunk) == f"<Chunk 1: frames 9 to 20, prompt {PROMPT!r}>"
+    assert chunk.frames is chunk.frames
+    with pytest.raises(TypeError):
+        stream.metadata["seed"] = 1
 
 
 def test_a_missing_seed_is_drawn_printed_and_returned(pipe, capsys):
@@ -265,7 +287,7 @@ def test_an_injected_noise_is_used_for_whole_blocks_only(pipe):
     np.testing.assert_array_equal(out.frames[0], same.frames[0])
 
 
-BAD = [
+BAD: list[tuple[dict[str, Any], str]] = [
     ({"height": 50}, "size 96x50: .* multiples of 16; the nearest valid size is 96x48"),
     ({"width": 0}, "size 0x64: .* nearest valid size is 16x64"),
     ({"width": -16}, "size -16x64"),
@@ -280,7 +302,14 @@ BAD = [
     ({"prompt": ["a", 3]}, "prompt"),
     ({"seed": -1}, "seed -1"),
     ({"seed": 1.5}, "seed 1.5"),
-    ({"seed": [1, 2]}, "2 seeds for 1 prompts"),
+    ({"seed": [1, 2]}, "2 seeds for 1 prompt;"),
+    ({"prompt": "a \ud83d fox"}, "not UTF-8"),
+    ({"prompt": "a\0fox"}, "NUL"),
+    ({"height": 2**40}, "at most 16384 pixels"),
+    ({"noise": 5}, "noise 5 is no function"),
+    ({"noise": lambda block, step: np.full((3, 16, 8, 12), np.nan, np.float32)}, "not finite"),
+    ({"callback_on_block_end": 5}, "callback_on_block_end 5"),
+    ({"video": [np.zeros((64, 96, 3)), np.zeros((64, 80, 3))]}, "frames of one size"),
     ({"seed": 1, "noise": lambda block, step: None}, "both given"),
     ({"noise": lambda block, step: np.zeros((3, 16, 8, 12))}, r"noise\(0, 0\) gave float64"),
     (
@@ -294,7 +323,8 @@ BAD = [
     ({"image": np.zeros((2, 64, 96, 3))}, "3 axes are needed"),
     ({"image": np.zeros((64, 96, 3)), "video": np.zeros((9, 64, 96, 3))}, "both image and video"),
     ({"video": np.zeros((8, 64, 96, 3))}, "has 8 frames; at least 9 are needed"),
-    ({"video": np.zeros((21, 64, 96, 3)), "num_frames": 21}, "ask for more frames"),
+    ({"video": np.zeros((1, 64, 96, 3))}, "has 1 frame;"),
+    ({"video": np.zeros((21, 64, 96, 3)), "num_frames": 21}, "ask for at least 22 frames"),
     ({"output_type": "pt"}, "output_type 'pt'"),
 ]
 
@@ -311,8 +341,6 @@ def test_guidance_of_one_is_what_the_model_does(pipe):
 
 
 def test_a_broken_or_foreign_snapshot_is_refused(pipe, tiny_checkpoint, tmp_path):
-    from rfjax import RollingForcingPipeline
-
     path = tmp_path / "s"
     with pytest.raises(InputError, match="no such file"):
         pipe.resume(path)
@@ -323,9 +351,17 @@ def test_a_broken_or_foreign_snapshot_is_refused(pipe, tiny_checkpoint, tmp_path
     with pytest.raises(InputError, match="pass no noise"):
         pipe.resume(path, noise=lambda block, step: None)
     half = RollingForcingPipeline.from_pretrained(tiny_checkpoint, dtype="bfloat16")
-    with pytest.raises(InputError, match="another dtype"):
+    with pytest.raises(InputError, match="with dtype float32, this one has bfloat16"):
         half.resume(path)
-    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(InputError, match="folder"):
+        pipe.resume(tmp_path)
+    whole = path.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole.replace(b'next_block\\": 0', b'next_block\\": 5')):
+        assert damaged != whole
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match="damaged: its checksum differs"):
+            pipe.resume(path)
+    path.write_bytes(whole[:-1000])
     with pytest.raises(InputError, match="damaged"):
         pipe.resume(path)
     path.write_bytes(b"<html>")
@@ -333,9 +369,47 @@ def test_a_broken_or_foreign_snapshot_is_refused(pipe, tiny_checkpoint, tmp_path
         pipe.resume(path)
 
 
-def test_bfloat16_follows_float32(pipe, tiny_checkpoint):
-    from rfjax import RollingForcingPipeline
+def test_a_stream_goes_on_with_its_own_weights_only(pipe, tmp_path):
+    with pipe.stream(PROMPT, seed=0, **SIZE) as stream:
+        stream.save(tmp_path / "s")
+    engine = pipe.engine
+    same = Engine(pipe.config, engine.graphs, jax.tree.map(np.array, engine.params), "float32")
+    assert same.fingerprint == engine.fingerprint
+    others = engine.params | {"dit": jax.tree.map(lambda leaf: np.nextafter(leaf, 1), engine.params["dit"])}
+    other = Engine(pipe.config, engine.graphs, others, "float32")
+    with pytest.raises(InputError, match="with weights .* this one has"):
+        RollingForcingPipeline(other, pipe.tokenizer).resume(tmp_path / "s")
 
+
+def test_a_saved_stream_disturbs_no_other_file(pipe, tmp_path):
+    target, link, bystander = tmp_path / "target", tmp_path / "link", tmp_path / "link.partial"
+    bystander.write_text("mine")
+    link.symlink_to(target)
+    seeds = [np.int64(1), np.int64(2)]
+    with pipe.stream(["a", "b"], seed=seeds, **SIZE) as stream:
+        assert all(type(seed) is int for seed in stream.seed)
+        stream.save(link)
+    assert link.is_symlink() and bystander.read_text() == "mine" and len(list(tmp_path.iterdir())) == 3
+    assert target.stat().st_mode == bystander.stat().st_mode
+    assert pipe.resume(link).seed == [1, 2]
+
+
+@pytest.mark.parametrize("path", [None, "", "a" * 300, 5])
+def test_a_bad_path_is_refused(pipe, path):
+    uses = [lambda: pipe.stream(PROMPT, seed=0, **SIZE).save(path), lambda: pipe.resume(path)]
+    uses += [lambda: pipe.save(path), lambda: pipe.from_pretrained(path)] if path != "a" * 300 else []
+    for use in uses:
+        with pytest.raises(InputError):
+            use()
+
+
+@pytest.mark.parametrize("batch", [0, "1", 1.0])
+def test_a_bad_batch_is_refused(pipe, batch):
+    with pytest.raises(InputError, match="batch="):
+        pipe.warmup(**SIZE, batch=batch)
+
+
+def test_bfloat16_follows_float32(pipe, tiny_checkpoint):
     half = RollingForcingPipeline.from_pretrained(tiny_checkpoint)  # bfloat16 is the default
     assert {leaf.dtype.name for leaf in jax.tree.leaves(half.engine.params["dit"])} == {"bfloat16", "float32"}
     ours = half(PROMPT, num_frames=21, seed=0, **SIZE).frames[0]
@@ -344,8 +418,6 @@ def test_bfloat16_follows_float32(pipe, tiny_checkpoint):
 
 
 def test_a_saved_pipeline_is_the_same_pipeline(pipe, tmp_path):
-    from rfjax import RollingForcingPipeline
-
     pipe.save(tmp_path / "copy")
     with pytest.raises(InputError):
         pipe.save(tmp_path / "copy")
@@ -354,12 +426,10 @@ def test_a_saved_pipeline_is_the_same_pipeline(pipe, tmp_path):
     np.testing.assert_array_equal(out, again)
 
 
-@pytest.mark.parametrize(("path", "dtype"), [("/nowhere", "float32"), (None, "float16"), (None, "int8")])
+@pytest.mark.parametrize(("path", "dtype"), [("/nowhere", "float32"), (None, "float16"), (None, "int8"), (None, "")])
 def test_a_bad_checkpoint_or_dtype_is_refused(tiny_checkpoint, path, dtype):
-    from rfjax import RollingForcingPipeline
-
     with pytest.raises(InputError):
-        RollingForcingPipeline.from_pretrained(path or tiny_checkpoint, dtype=dtype)
+        RollingForcingPipeline.from_pretrained(path or tiny_checkpoint, text_dtype=dtype)
 
 
 def test_an_interrupt_leaves_a_stream_that_works_or_says_it_is_closed(pipe, monkeypatch):

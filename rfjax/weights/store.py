@@ -79,7 +79,7 @@ def staged(path: Path, needed: int, *, overwrite: bool) -> Iterator[Path]:
     """
     path = path.absolute()
     if path.exists() and not overwrite:
-        raise InputError(f"{path} exists; choose another place, or overwrite it with --force")
+        raise InputError(f"{path} exists; choose another place, or overwrite it (--force, overwrite=True)")
     if path.exists() and not is_checkpoint(path):
         raise InputError(f"{path} exists and is no rfjax checkpoint; it is not overwritten, choose another place")
     folder = path.parent / f".{path.name}.writing-{os.getpid()}"
@@ -189,6 +189,19 @@ def load_config(path: Path) -> ModelConfig:
     return ModelConfig.from_json(load_json(path)["model"])
 
 
+def check_files(path: Path, folder: str) -> None:
+    """Compares the files in a folder of a checkpoint with the stamps taken when they were written.
+
+    Raises:
+        InputError: a file is missing or another one.
+    """
+    for name, stamp in load_json(path)["files"].items():
+        if name.startswith(f"{folder}/") and (found := _stamp(path / name)) != stamp:
+            written = stamp.get("bytes") if isinstance(stamp, dict) else None
+            change = "other content" if found["bytes"] == written else f"{found['bytes']} bytes of {written}"
+            raise InputError(f"{path} is damaged: {name} has {change}; convert the release again")
+
+
 def stored_arrays(path: Path, part: str) -> dict[str, jax.ShapeDtypeStruct]:
     """The shape and dtype of each array of a part, by dotted path, without reading the arrays.
 
@@ -196,11 +209,7 @@ def stored_arrays(path: Path, part: str) -> dict[str, jax.ShapeDtypeStruct]:
         InputError: the part is missing or damaged.
     """
     folder = path.absolute() / part
-    for name, stamp in load_json(path)["files"].items():
-        if name.startswith(f"{part}/") and (found := _stamp(path / name)) != stamp:
-            written = stamp.get("bytes") if isinstance(stamp, dict) else None
-            change = "other content" if found["bytes"] == written else f"{found['bytes']} bytes of {written}"
-            raise InputError(f"{path} is damaged: {name} has {change}; convert the release again")
+    check_files(path, part)
     with _reading(path, part), _checkpointer() as checkpointer:
         arrays = flatten(checkpointer.metadata(folder).item_metadata.tree)
     return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in arrays.items()}
