@@ -100,7 +100,7 @@ class VideoWriter:
         self.num_frames = 0
         self._height, self._width, self._fps = height, width, fps
         self._metadata = {key: text for key, text in (("title", title), ("comment", comment)) if text}
-        self._format = _check_pipe() if self.path == "-" else _check_file(Path(path), overwrite)
+        self._format = check_destination(path, overwrite)
         self._reformatter = VideoReformatter()
         self._sink: _File | _Pipe | None = None
         self._closed = False
@@ -233,6 +233,15 @@ class _Pipe:
 def _local(path: str | Path) -> str:
     """A path as FFmpeg takes it, which would read `concat:x`, `http:x` and the like as more than a name."""
     return f"file:{path}"
+
+
+def check_destination(path: str | Path, overwrite: bool) -> _Format | None:
+    """What `VideoWriter` checks of a path; the format of the file, None for the pipe.
+
+    Raises:
+        InputError: as `VideoWriter`.
+    """
+    return _check_pipe() if str(path) == "-" else _check_file(Path(path), overwrite)
 
 
 def _check_pipe() -> None:

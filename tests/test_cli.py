@@ -1,7 +1,9 @@
 """The command line as users meet it: what it writes, what it says, and one clear line for every mistake."""
 
 import json
+import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,10 +11,14 @@ import time
 from pathlib import Path
 
 import av
+import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from rfjax.cli import main
+from rfjax.cli.interrupts import Interrupts
+from rfjax.cli.session import use_compile_cache
 from rfjax.stream import VideoStream
 
 SIZE = ("--size", "96x64")  # shared with other tests, as compiling takes longest
@@ -37,14 +43,14 @@ def cli(pipe, tiny_checkpoint, tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def ctrl_c(monkeypatch):
-    """`ctrl_c(n)`: while block n of the next stream is computed, Ctrl-C is pressed."""
+    """`ctrl_c(n)`: while block n of the next stream is computed, Ctrl-C is pressed (or another signal comes)."""
 
     compute = VideoStream.__next__
 
-    def arrange(block):
+    def arrange(block, number=signal.SIGINT):
         def pressed(stream):
             if stream._next_block == block:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
             return compute(stream)
 
         monkeypatch.setattr(VideoStream, "__next__", pressed)
@@ -100,7 +106,7 @@ def test_lengths_inside_a_block_are_trimmed_exactly_and_said(cli, option, count,
 
 
 def test_default_length_is_81_and_default_name_is_safe(cli, tmp_path):
-    code, _, err = cli("generate", "../../a b: Füchse/\0 *?", *SIZE, "--seed", 3)
+    code, _, err = cli("generate", "../../a b: Füchse/ *?", *SIZE, "--seed", 3)
     assert code == 0
     assert os.listdir(tmp_path) == ["a-b-fuchse-3.mp4"]
     assert "81 frames" in err
@@ -149,6 +155,9 @@ def test_image_begins_the_video(cli):
     )
     assert code == 0, err
     assert len(read_video("x.mp4")[0]) == 21
+    code, _, err = cli("generate", "a", *SIZE, "--seed", 1, "-o", "first.mp4", "--video", "./first.mp4", "--force")
+    assert code == 2 and "--video ./first.mp4: -o is the same file" in err
+    assert len(read_video("first.mp4")[0]) == 9
 
 
 MISTAKES = {
@@ -171,10 +180,16 @@ MISTAKES = {
     "ending": ("-o x.avi", "must end in .mp4"),
     "no such folder": ("-o no/x.mp4", "there is no directory 'no'"),
     "no such folder either": ("-o no/", "no/: there is no such folder"),
-    "file exists": ("-o here.mp4", "here.mp4 exists; choose another -o, or overwrite it with --force"),
+    "file exists": ("-o here.mp4", "'here.mp4' exists; give another name, or overwrite it (--force"),
+    "empty name": ("-o=", "-o/--output: the name is empty"),
+    "negative size": ("--size -16x16", "size -16x16"),
+    "unlike every option": ("--nope", "--nope is not an option of rfjax generate; rfjax generate --help lists"),
+    "folder for an image": ("--image .", "--image .: it is a folder"),
+    "longer beginning": ("--image red.png --num-frames 9", "makes the first 9 frames; ask for more than that"),
+    "prompt of a broken terminal": ("--prompt \udcff", "UTF-8"),
     "stdout twice": ("-o - --json", "both print on standard output"),
     "no image": ("--image no.png", "--image no.png: there is no such file"),
-    "broken image": ("--image here.mp4", "here.mp4"),
+    "broken image": ("--image here.mp4", "cannot read 'here.mp4'"),
     "image and video": ("--image here.mp4 --video here.mp4", "begins with one of them"),
     "option of the release": ("--use_ema", "--use-ema: weights are chosen when they are converted"),
     "guidance": ("--guidance_scale 5", "--guidance-scale: the model is distilled"),
@@ -185,22 +200,29 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_gets_one_line_and_leaves_no_file(cli, mistake, tiny_checkpoint):
+def test_a_mistake_gets_one_line_and_leaves_no_file(cli, mistake, tiny_checkpoint, monkeypatch):
+    def load(*_):
+        raise AssertionError("weights are loaded before the mistake is found")
+
+    monkeypatch.setattr("rfjax.pipeline.RollingForcingPipeline.from_pretrained", load)
     words, expected = MISTAKES[mistake]
     Path("here.mp4").write_bytes(b"precious")
+    Image.new("RGB", (96, 64), "red").save("red.png")
     common = () if "--size" in words or "--width" in words else SIZE
     model = () if "--checkpoint" in words else ("-c", tiny_checkpoint)
     seed = () if "--seed" in words else ("--seed", 1)
-    code, out, err = cli("generate", "a", *common, *model, *seed, *words.split(), model=False)
+    prompt = () if "\udcff" in words else ("a",)
+    code, out, err = cli("generate", *prompt, *common, *model, *seed, *words.split(), model=False)
     assert (code, out) == (2, "")
     assert expected in err
     assert err.startswith("rfjax: ") and err.count("\n") == 1
-    assert os.listdir() == ["here.mp4"] and Path("here.mp4").read_bytes() == b"precious"
+    assert sorted(os.listdir()) == ["here.mp4", "red.png"] and Path("here.mp4").read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
+        (b"a\0b", "NUL"),
         (b"", "prompts.txt has no prompts"),
         (b" \n\n", "has no prompts"),
         (b"\xff\xfe\x00", "is not UTF-8"),
@@ -246,13 +268,56 @@ def test_force_overwrites(cli):
     assert len(read_video("x.mp4")[0]) == 9
 
 
-def test_ctrl_c_leaves_a_playable_file(cli, ctrl_c):
-    ctrl_c(2)
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_a_playable_file(cli, ctrl_c, number, expected):
+    ctrl_c(2, number)
     code, _, err = cli("generate", "a", *SIZE, "--seed", 1, "-o", "x.mp4", "--quiet")
     frames = read_video("x.mp4")[0]
-    assert code == 130
+    assert code == expected
     assert len(frames) == 9 + 12 + 12
     assert err.startswith("rfjax: stopped; 33 frames of 96x64 in x.mp4, seed 1") and err.count("\n") == 1
+
+
+def test_a_second_ctrl_c_says_what_is_lost(cli, monkeypatch):
+    def pressed_twice(stream):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(VideoStream, "__next__", pressed_twice)
+    code, _, err = cli("stream", "a", *SIZE, "--seed", 1, "--save-state", "s")
+    assert (code, os.listdir()) == (130, [])
+    assert err == "rfjax: interrupted inside a block: the stream is not saved to s\nrfjax: interrupted\n"
+
+
+def test_imports_are_not_cut():
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt), interrupts.delayed():
+            signal.raise_signal(signal.SIGTERM)
+            finished = True
+    assert finished and interrupts.received == [signal.SIGTERM]
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+        assert interrupts.received == [] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_compile_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capfd):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        use_compile_cache()
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    err = capfd.readouterr().err
+    assert err.startswith("rfjax: compiled programs are not kept") and err.count("\n") == 1
 
 
 def test_ctrl_c_before_the_first_frame_leaves_no_file(cli, monkeypatch):
@@ -288,13 +353,40 @@ def test_a_stream_changes_its_prompt(cli):
 
 def test_typed_lines_become_prompts(cli, monkeypatch):
     ours, theirs = os.pipe()
-    os.write(theirs, b"a blue square\n\n")
+    os.write(theirs, b"never seen\na blue square\n\n")
     os.close(theirs)
     with os.fdopen(ours) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         code, _, err = cli("stream", "a", *SIZE, "--seed", 1, "--num-frames", 21, "-o", "x.mp4", "--interactive")
     assert code == 0
     assert "the prompt is now 'a blue square'; it can show from frame 0 on" in err
+    assert "no block sees the prompt 'a': 'a blue square' comes before the next one" in err
+    assert "no block sees the prompt 'never seen'" in err
+
+
+def test_a_prompt_after_the_last_block_is_not_announced(cli):
+    code, _, err = cli("stream", "a", *SIZE, "--seed", 1, "--num-frames", 9, "-o", "x.mp4", "--prompt-at", "9:late")
+    assert code == 0
+    assert "is now" not in err and "--prompt-at 9:late was not reached" in err
+
+
+def test_a_complete_stream_does_not_go_on(cli):
+    words = ("stream", "a", *SIZE, "--seed", 1, "--num-frames", 9, "-o", "x.mp4", "--save-state", "s")
+    code, _, err = cli(*words)
+    assert code == 0 and "saved the stream to s, which is complete" in err
+    code, _, err = cli("stream", "--resume", "s", "-o", "y.mp4")
+    assert (code, err) == (2, "rfjax: s: the saved stream is complete, with all of its 9 frames\n")
+
+
+def test_warnings_are_shown_once(cli, monkeypatch):
+    root = logging.getLogger()
+    shown = logging.StreamHandler()
+    root.addHandler(shown)  # as absl does
+    try:
+        _, _, err = cli("generate", " ", *SIZE, "--num-frames", 9, "--seed", 1, "-o", "y.mp4")
+    finally:
+        root.removeHandler(shown)
+    assert err.count("an empty prompt") == 1
 
 
 def test_a_saved_stream_goes_on_as_if_never_stopped(cli, piped, ctrl_c):
@@ -307,6 +399,7 @@ def test_a_saved_stream_goes_on_as_if_never_stopped(cli, piped, ctrl_c):
     code, after, _ = piped("stream", "--resume", "s")
     assert code == 130 and len(before) == 21
     Path("broken").write_bytes(b"broken")
+    Path("s.mp4").write_bytes(b"precious")
     np.testing.assert_array_equal(np.concatenate([before, after]), whole)
 
     for words, expected in {
@@ -315,8 +408,15 @@ def test_a_saved_stream_goes_on_as_if_never_stopped(cli, piped, ctrl_c):
         ("--resume", "broken"): "broken is not a saved stream",
         ("a", "--save-state", "s"): "--save-state s: the file exists",
         ("a", "--save-state", "no/s"): "--save-state no/s",
+        ("a", "--save-state", ".", "--force"): "--save-state .: it is a folder",
+        ("a", "--save-state", "z.mkv"): "--save-state z.mkv: -o is the same file",
+        ("--resume", "s", "-o", "s.mp4"): "'s.mp4' exists",
+        ("a", "--prompt-at", "9:b", "--prompt-at", "9:c"): "--prompt-at 9: there are two prompts",
+        ("a", "--prompt-at", "٣:x"): "is not FRAME:TEXT",
+        ("a", "--prompt-at", "9:x\0"): "NUL",
     }.items():
-        code, _, err = cli("stream", *words, *(SIZE if "a" in words else ()), "-o", "z.mkv")
+        output = () if "-o" in words else ("-o", "z.mkv")
+        code, _, err = cli("stream", *words, *(SIZE if "a" in words else ()), *output)
         assert code == 2 and expected in err and err.count("\n") == 1, err
     assert not os.path.exists("z.mkv")
 
@@ -354,6 +454,22 @@ for words in (["--help"], ["generate", "--help"], ["generate", "a", "--zzz"], ["
 assert not {"jax", "numpy", "av"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("generate a --seed 1 -o - 2>&1 >&-", b"standard output is closed"),
+        ("generate --prompts-file - 2>&1 <&-", b"standard input is closed"),
+        ("info nowhere 2>&-", b""),
+    ],
+)
+def test_closed_standard_streams(tiny_checkpoint, words, expected):
+    model = f"-c {shlex.quote(str(tiny_checkpoint))} --size 32x32" if "generate" in words else ""
+    command = f"{shlex.quote(sys.executable)} -m rfjax {words.replace('generate', f'generate {model}')}"
+    ran = subprocess.run(command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert ran.returncode == 2
+    assert expected in ran.stdout and ran.stdout.count(b"\n") == bool(expected)
 
 
 def test_program_stops_at_ctrl_c_and_when_its_reader_leaves(tiny_checkpoint, tmp_path):

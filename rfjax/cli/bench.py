@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--repeats {args.repeats}: at least 1 is needed")
     if sum(x is not None for x in (args.checkpoint, args.preset, args.case)) != 1:
         raise InputError("bench needs one of --checkpoint DIR, --preset NAME and --case release-cpu")
+    with args.interrupts.delayed():
+        import jax  # noqa: F401
     figures = _case(args) if args.case else _model(args)
     if args.json:
         print(json.dumps(figures, indent=2))

@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import json
 
-from rfjax.cli.options import Parser
+from rfjax.cli.options import Parser, path
 from rfjax.cli.session import Warnings
 
 PARTS = {
@@ -22,8 +22,10 @@ PARTS = {
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("src", nargs="?", metavar="SRC", help="the release's folder, or the DiT's weights file")
-    parser.add_argument("dst", metavar="DST", help="the checkpoint to make")
+    parser.add_argument(
+        "src", type=path, nargs="?", metavar="SRC", help="the release's folder, or the DiT's weights file"
+    )
+    parser.add_argument("dst", type=path, metavar="DST", help="the checkpoint to make")
     parser.add_argument(
         "--weights", choices=("ema", "raw"), default="ema", help="if SRC has both; default: %(default)s"
     )
@@ -31,14 +33,15 @@ def add_arguments(parser: Parser) -> None:
         "--dtype", choices=("float32", "bfloat16", "float16"), help="of the stored matrices; default: each part's own"
     )
     for part, what in PARTS.items():
-        parser.add_argument(f"--{part}", metavar="PATH", help=f"{what}, in place of that in SRC")
+        parser.add_argument(f"--{part}", type=path, metavar="PATH", help=f"{what}, in place of that in SRC")
     parser.add_argument("--force", action="store_true", help="overwrite a checkpoint at DST")
     parser.add_argument("--quiet", action="store_true", help="only warnings and errors")
     parser.add_argument("--json", action="store_true", help="print what was made as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    from rfjax.weights.convert import convert
+    with args.interrupts.delayed():
+        from rfjax.weights.convert import convert
 
     with Warnings():
         made = convert(

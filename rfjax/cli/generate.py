@@ -7,7 +7,7 @@ The file grows while the video is made; Ctrl-C leaves what is there, playable. -
 """
 
 import argparse
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rfjax.cli.options import (
@@ -17,20 +17,21 @@ from rfjax.cli.options import (
     add_model,
     add_prompt,
     add_size,
-    check_beginning,
     chosen_size,
     given_prompts,
     integer,
+    path,
+    standard_input,
 )
-from rfjax.cli.recording import add_output, add_seed, chosen_seed, default_name, open_writer, record
-from rfjax.cli.session import Warnings, checkpoint_config, load_pipeline
+from rfjax.cli.recording import add_output, add_seed, default_name, open_writer, record
+from rfjax.cli.session import Warnings, beginning, checkpoint_config, load_pipeline
 from rfjax.errors import InputError
 
 
 def add_arguments(parser: Parser) -> None:
     add_prompt(parser)
     parser.add_argument(
-        "--prompts-file", metavar="FILE", help="one prompt a line, one video each; - is standard input"
+        "--prompts-file", type=path, metavar="FILE", help="one prompt a line, one video each; - is standard input"
     )
     add_model(parser)
     add_size(parser)
@@ -42,19 +43,19 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rfjax.inputs import check_length, check_size
-
     prompts = _prompts(args)
     if args.num_frames is None and args.num_latent_frames is None:
         args.num_frames = 81
     with Warnings():
         config = checkpoint_config(args)
+        from rfjax.inputs import check_length, check_prompts, check_seeds, check_size
+
         size = width, height = chosen_size(args) or DEFAULT_SIZE
         check_size(height, width, config)
-        check_length(args.num_frames, args.num_latent_frames, config)
-        check_beginning(args)
-        seed = chosen_seed(args)
-        seeds = range(seed, seed + len(prompts))
+        length = check_length(args.num_frames, args.num_latent_frames, config)
+        frames = beginning(args, width, height, length, config)
+        check_prompts(prompts)
+        seeds = check_seeds(args.seed, len(prompts))
         paths = _outputs(args, prompts, seeds)
         writers = [
             open_writer(args, path, size, prompt, seed)
@@ -63,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
         pipeline = load_pipeline(args)
         for prompt, seed, writer in zip(prompts, seeds, writers, strict=True):
             stream = pipeline.stream(
-                prompt, args.num_frames, height, width, seed, args.image, args.video,
+                prompt, args.num_frames, height, width, seed, video=frames,
                 num_latent_frames=args.num_latent_frames,
             )  # fmt: skip
             with stream:
                 if record(stream, writer, args).stopped:
-                    return 130
+                    break
     return 0
 
 
@@ -79,7 +80,8 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     if given:
         return given
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8-sig")
+        content = standard_input("--prompts-file -").buffer.read() if name == "-" else Path(name).read_bytes()
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
@@ -90,7 +92,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def _outputs(args: argparse.Namespace, prompts: list[str], seeds: range) -> list[str]:
+def _outputs(args: argparse.Namespace, prompts: list[str], seeds: Sequence[int]) -> list[str]:
     """Where each video goes."""
     output = args.output
     if output is not None and not output.endswith(("/", "\\")) and not Path(output).is_dir():

@@ -2,10 +2,12 @@
 
 import argparse
 import difflib
+import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from rfjax.errors import InputError
 
@@ -61,14 +63,20 @@ class Parser(argparse.ArgumentParser):
 
 
 def hyphenated(argv: Sequence[str]) -> list[str]:
-    """The arguments with `_` as `-` in the names of long options; values stay as they are."""
-    result = list(argv)
+    """The arguments with `_` as `-` in the names of long options; values stay as they are.
+
+    A value that begins with a minus and a digit is joined to its option, to be answered as a value.
+    """
+    result: list[str] = []
     for i, word in enumerate(argv):
         if word == "--":
-            break
+            return result + list(argv[i:])
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            result[i] = name.replace("_", "-") + equals + value
+            word = name.replace("_", "-") + equals + value
+        elif re.fullmatch(r"-\d\S*", word) and i and argv[i - 1].startswith("--") and "=" not in argv[i - 1]:
+            word = f"{result.pop()}={word}"
+        result.append(word)
     return result
 
 
@@ -84,8 +92,9 @@ def refuse_extras(parser: Parser, extras: Sequence[str]) -> None:
         name = word.partition("=")[0]
         if name in _ANSWERS:
             raise InputError(f"{name}: {_ANSWERS[name]}")
-        close = difflib.get_close_matches(name, parser.option_names, 1)
-        hint = f"did you mean {close[0]}?" if close else f"{parser.prog} --help lists the options"
+        known = {option.lstrip("-"): option for option in parser.option_names}
+        close = difflib.get_close_matches(name.lstrip("-"), known, 1)
+        hint = f"did you mean {known[close[0]]}?" if close else f"{parser.prog} --help lists the options"
         raise InputError(f"{name} is not an option of {parser.prog}; {hint}")
     if extras:
         raise InputError(f"unexpected argument {extras[0]!r}; put a prompt of several words in quotes")
@@ -97,6 +106,13 @@ def integer(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+
+
+def path(text: str) -> str:
+    """For argparse."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return text
 
 
 def size(text: str) -> tuple[int, int]:
@@ -126,26 +142,43 @@ def given_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def add_beginning(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--image", metavar="FILE", help="begin with this image")
-    parser.add_argument("--video", metavar="FILE", help="begin with the end of this video")
+    parser.add_argument("--image", type=path, metavar="FILE", help="begin with this image")
+    parser.add_argument("--video", type=path, metavar="FILE", help="begin with the end of this video")
 
 
-def check_beginning(args: argparse.Namespace) -> None:
-    """Refuses what is certain to fail later, before weights are loaded.
+def check_file(option: str, name: str) -> None:
+    """Raises InputError if it is no file."""
+    if not Path(name).is_file():
+        raise InputError(f"{option} {name}: " + ("it is a folder" if Path(name).is_dir() else "there is no such file"))
+
+
+def check_distinct(args: argparse.Namespace, output: str) -> None:
+    """Refuses to write over another file of the same command; a saved stream may take the place of the resumed one.
 
     Raises:
-        InputError: a file is missing, or both are given.
+        InputError: two options name one file.
     """
-    if args.image is not None and args.video is not None:
-        raise InputError("--image and --video: a video begins with one of them")
-    for option, name in (("--image", args.image), ("--video", args.video)):
-        if name is not None and not Path(name).is_file():
-            raise InputError(f"{option} {name}: there is no such file")
+    names = {f"--{name}": getattr(args, name.replace("-", "_"), None) for name in ("save-state", "image", "video")}
+    names |= {"--resume": getattr(args, "resume", None)}
+    seen = {os.path.realpath(output): "-o"}
+    for option, name in names.items():
+        if name is None:
+            continue
+        other = seen.setdefault(os.path.realpath(name), option)
+        if other != option and (other, option) != ("--save-state", "--resume"):
+            raise InputError(f"{option} {name}: {other} is the same file; give another name")
+
+
+def standard_input(option: str) -> TextIO:
+    """Raises InputError if it is closed."""
+    if sys.stdin is None:
+        raise InputError(f"{option}: standard input is closed")
+    return sys.stdin
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The options that choose the model."""
-    parser.add_argument("-c", "--checkpoint", metavar="DIR", help="a checkpoint made by `rfjax convert`")
+    parser.add_argument("-c", "--checkpoint", type=path, metavar="DIR", help="a checkpoint made by `rfjax convert`")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="of the model; default: bfloat16, on a CPU float32"
     )

@@ -4,16 +4,12 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import secrets
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rfjax.cli.options import Parser, integer
+from rfjax.cli.options import Parser, check_distinct, integer, path
 from rfjax.cli.session import say
 from rfjax.errors import InputError
 
@@ -28,47 +24,44 @@ PIPE = "-"
 
 def add_output(parser: Parser, output: str) -> None:
     """The options for where the video goes and what is said about it."""
-    parser.add_argument("-o", "--output", metavar="PATH", help=output)
+    parser.add_argument("-o", "--output", type=path, metavar="PATH", help=output)
     parser.add_argument("--force", action="store_true", help="overwrite what exists")
     parser.add_argument("--quiet", action="store_true", help="only warnings and errors")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each video")
 
 
 def add_seed(parser: Parser) -> None:
-    parser.add_argument("--seed", type=integer, metavar="N", help="the same seed gives the same video; default: drawn")
+    parser.add_argument(
+        "--seed", type=integer, metavar="N", help="the same seed gives the same frames; default: drawn"
+    )
 
 
-def chosen_seed(args: argparse.Namespace) -> int:
-    """`--seed`, or one that is drawn and said.
+def check_output(args: argparse.Namespace, output: str) -> None:
+    """Refuses what cannot be written, before weights are loaded.
 
     Raises:
-        InputError: it is no seed.
+        InputError: the file exists and `--force` is not given, is another one of the command, or cannot be written.
     """
-    from rfjax.inputs import check_seeds
+    from rfjax.video import check_destination
 
-    if args.seed is not None:
-        return check_seeds(args.seed, 1)[0]
-    seed = secrets.randbelow(2**32)
-    say(f"seed {seed}")
-    return seed
+    if output == PIPE and args.json:
+        raise InputError("-o - and --json both print on standard output; leave one out")
+    if output != PIPE:
+        check_distinct(args, output)
+    check_destination(output, args.force)
 
 
-def open_writer(
-    args: argparse.Namespace, path: str | Path, size: tuple[int, int], prompt: str, seed: int
-) -> "VideoWriter":
+def open_writer(args: argparse.Namespace, output: str, size: tuple[int, int], prompt: str, seed: int) -> "VideoWriter":
     """A writer of a path that is free, or that `--force` gives free.
 
     Raises:
-        InputError: the file exists, or cannot be written.
+        InputError: as `check_output`.
     """
     from rfjax.video import VideoWriter
 
-    if str(path) == PIPE and args.json:
-        raise InputError("-o - and --json both print on standard output; leave one out")
-    if str(path) != PIPE and Path(path).exists() and not args.force:
-        raise InputError(f"{path} exists; choose another -o, or overwrite it with --force")
+    check_output(args, output)
     width, height = size
-    return VideoWriter(path, height, width, title=prompt, comment=f"rfjax, seed {seed}", overwrite=args.force)
+    return VideoWriter(output, height, width, title=prompt, comment=f"rfjax, seed {seed}", overwrite=args.force)
 
 
 def default_name(prompt: str, seed: int) -> str:
@@ -89,7 +82,7 @@ class Recording:
     frames: int
     pixel_fps: float | None
     first_frame_s: float | None  # from the start of the command
-    stopped: bool  # by Ctrl-C
+    stopped: bool  # by Ctrl-C, SIGTERM or SIGHUP
 
     def __str__(self) -> str:
         if not self.frames:
@@ -116,14 +109,11 @@ def record(
         before_block: called before each block is computed.
     """
     prompt, clock = str(stream.prompt), Clock()
-    with writer, _ctrl_c_stops() as stop, _progress(stream, args) as bar:
+    with writer, args.interrupts.held() as stop, _progress(stream, args) as bar:
         with contextlib.suppress(BrokenPipeError):  # the reader has seen enough
-            while not stop:
+            while not stop and stream.frames_done != stream.total_frames:
                 before_block()
-                chunk = next(stream, None)
-                if chunk is None:
-                    break
-                frames = chunk.frames
+                frames = next(stream).frames
                 clock.count(len(frames))
                 writer.write(frames)
                 first = clock.first - args.started
@@ -166,23 +156,6 @@ class Clock:
         if self.frames > self._first_frames:
             return (self.frames - self._first_frames) / (self._last - self.first)
         return self.frames / (self._last - self._start)
-
-
-@contextlib.contextmanager
-def _ctrl_c_stops() -> Iterator[list[int]]:
-    """A list that Ctrl-C puts an entry into, so that a block is never cut; pressed again, it interrupts as usual."""
-    pressed: list[int] = []
-
-    def press(number: int, frame: FrameType | None) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _progress(stream: "VideoStream", args: argparse.Namespace) -> "tqdm":

@@ -1,16 +1,23 @@
 """What commands that run the model share: loading it, the compile cache, warnings as plain lines."""
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rfjax.cli.options import check_file
 from rfjax.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import UInt8
+
     from rfjax.config import ModelConfig
+    from rfjax.inputs import Length
     from rfjax.pipeline import RollingForcingPipeline
 
 
@@ -22,9 +29,32 @@ def checkpoint_config(args: argparse.Namespace) -> "ModelConfig":
     """
     if args.checkpoint is None:
         raise InputError("no model: pass --checkpoint DIR (make one with: rfjax convert SRC DIR)")
-    from rfjax.weights.store import load_config
+    with args.interrupts.delayed():
+        import rfjax.pipeline  # noqa: F401
+        from rfjax.weights.store import load_config
 
     return load_config(Path(args.checkpoint))
+
+
+def beginning(
+    args: argparse.Namespace, width: int, height: int, length: "Length", config: "ModelConfig"
+) -> "UInt8[np.ndarray, 'T H W 3'] | None":
+    """The frames of `--image` or `--video` that the video begins with, read before weights are loaded.
+
+    Raises:
+        InputError: both are given, the file cannot be read, or the video is not to be longer than that.
+    """
+    from rfjax.inputs import given_frames
+
+    if args.image is not None and args.video is not None:
+        raise InputError("--image and --video: a video begins with one of them")
+    for option, name in (("--image", args.image), ("--video", args.video)):
+        if name is not None:
+            check_file(option, name)
+    frames = given_frames(args.image, args.video, height, width, config)
+    if frames is not None and length.pixel_frames is not None and length.pixel_frames <= len(frames):
+        raise InputError(f"the given image or video makes the first {len(frames)} frames; ask for more than that")
+    return frames
 
 
 def load_pipeline(args: argparse.Namespace) -> "RollingForcingPipeline":
@@ -52,8 +82,14 @@ def use_compile_cache() -> None:
     import jax
 
     if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(home / "rfjax" / "xla"))
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rfjax" / "xla"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            say(f"compiled programs are not kept for the next run: {folder}: {error.strerror}")
+            return
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -62,7 +98,8 @@ def say(line: str) -> None:
     """A line on stderr that leaves a progress bar whole."""
     from tqdm import tqdm
 
-    tqdm.write(f"rfjax: {line}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal is gone; what is under way goes on
+        tqdm.write(f"rfjax: {line}", file=sys.stderr)
 
 
 class Warnings(logging.Handler):
@@ -71,6 +108,7 @@ class Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._shown: set[str] = set()
+        self._logger = logging.getLogger("rfjax")
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -79,8 +117,10 @@ class Warnings(logging.Handler):
             say(message)
 
     def __enter__(self) -> "Warnings":
-        logging.getLogger("rfjax").addHandler(self)
+        self._logger.addHandler(self)
+        self._logger.propagate = False  # libraries give the root logger a handler, which would show them again
         return self
 
     def __exit__(self, *_: object) -> None:
-        logging.getLogger("rfjax").removeHandler(self)
+        self._logger.removeHandler(self)
+        self._logger.propagate = True

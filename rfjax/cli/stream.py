@@ -10,8 +10,8 @@ A new prompt comes in over a few blocks. -o - pipes YUV4MPEG2.
 
 import argparse
 import os
+import re
 import select
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,15 @@ from rfjax.cli.options import (
     add_model,
     add_prompt,
     add_size,
-    check_beginning,
+    check_file,
     chosen_size,
     given_prompts,
     integer,
+    path,
+    standard_input,
 )
-from rfjax.cli.recording import add_output, add_seed, chosen_seed, default_name, open_writer, record
-from rfjax.cli.session import Warnings, checkpoint_config, load_pipeline, say
+from rfjax.cli.recording import add_output, add_seed, check_output, default_name, open_writer, record
+from rfjax.cli.session import Warnings, beginning, checkpoint_config, load_pipeline, say
 from rfjax.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,8 +51,12 @@ def add_arguments(parser: Parser) -> None:
         help="change the prompt at the first block that starts at this frame or later; may be repeated",
     )  # fmt: skip
     parser.add_argument("--interactive", action="store_true", help="each line on standard input is the next prompt")
-    parser.add_argument("--save-state", metavar="FILE", help="at the end, save the stream, to go on from later")
-    parser.add_argument("--resume", metavar="FILE", help="go on with a saved stream; a PROMPT changes its prompt")
+    parser.add_argument(
+        "--save-state", type=path, metavar="FILE", help="at the end, save the stream, to go on from later"
+    )
+    parser.add_argument(
+        "--resume", type=path, metavar="FILE", help="go on with a saved stream; a PROMPT changes its prompt"
+    )
     add_output(parser, "a file (.mp4, .mkv, .webm), or -; default: named after the prompt and the seed")
 
 
@@ -58,51 +64,78 @@ def run(args: argparse.Namespace) -> int:
     with Warnings():
         config = checkpoint_config(args)
         _check_state_files(args)
+        _check_prompts(args)
+        if args.output is not None:
+            check_output(args, args.output)
+        lines = _TypedLines() if args.interactive else None
         stream, writer = _resume(args) if args.resume else _open(args, config)
         with stream:
-            switches = _Switches(stream, args)
-            recording = record(stream, writer, args, before_block=switches.apply)
+            switches = _Switches(stream, args, lines)
+            try:
+                recording = record(stream, writer, args, before_block=switches.apply)
+            except KeyboardInterrupt:
+                if args.save_state:
+                    say(f"interrupted inside a block: the stream is not saved to {args.save_state}")
+                raise
             if not recording.stopped:
                 switches.say_unused()
             if args.save_state:
                 stream.save(args.save_state)
-                say(f"saved the stream to {args.save_state}")
-    return 130 if recording.stopped else 0
+                complete = ", which is complete: there is nothing to go on with" if _is_complete(stream) else ""
+                say(f"saved the stream to {args.save_state}{complete}")
+    return 0
+
+
+def _is_complete(stream: "VideoStream") -> bool:
+    return stream.frames_done == stream.total_frames
 
 
 def _switch(text: str) -> tuple[int, str]:
     frame, colon, prompt = text.partition(":")
-    if not colon or not frame.strip().isdecimal():
+    if not colon or not re.fullmatch("[0-9]+", frame.strip()):
         raise argparse.ArgumentTypeError(f"{text!r} is not FRAME:TEXT, as in 160:a red fox asleep")
     return int(frame), prompt.strip()
 
 
 def _check_state_files(args: argparse.Namespace) -> None:
-    if args.resume is not None and not Path(args.resume).is_file():
-        raise InputError(f"--resume {args.resume}: there is no such file")
+    if args.resume is not None:
+        check_file("--resume", args.resume)
     name = args.save_state
     if name is None:
         return
+    if Path(name).is_dir():
+        raise InputError(f"--save-state {name}: it is a folder; give a file in it")
     if Path(name).exists() and name != args.resume and not args.force:
         raise InputError(f"--save-state {name}: the file exists; choose another, or overwrite it with --force")
     if not os.access(Path(name).absolute().parent, os.W_OK):
         raise InputError(f"--save-state {name}: there is no such folder, or it cannot be written; choose another")
 
 
+def _check_prompts(args: argparse.Namespace) -> None:
+    from rfjax.inputs import check_prompts
+
+    frames = [frame for frame, _ in args.prompt_at]
+    for frame in frames:
+        if frames.count(frame) > 1:
+            raise InputError(f"--prompt-at {frame}: there are two prompts for this frame; give one")
+    for prompt in [*given_prompts(args), *(prompt for _, prompt in args.prompt_at)]:
+        check_prompts(prompt)
+
+
 def _open(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream", "VideoWriter"]:
-    from rfjax.inputs import check_length, check_size
+    from rfjax.inputs import check_length, check_seeds, check_size
 
     (prompt,) = given_prompts(args) or (None,)
     if prompt is None:
         raise InputError("stream needs a PROMPT, or --resume FILE")
     size = width, height = chosen_size(args) or DEFAULT_SIZE
     check_size(height, width, config)
-    check_length(args.num_frames, None, config)
-    check_beginning(args)
-    seed = chosen_seed(args)
+    length = check_length(args.num_frames, None, config)
+    frames = beginning(args, width, height, length, config)
+    (seed,) = check_seeds(args.seed, 1)
     writer = open_writer(args, args.output or default_name(prompt, seed), size, prompt, seed)
     pipeline = load_pipeline(args)
-    return pipeline.stream(prompt, args.num_frames, height, width, seed, args.image, args.video), writer
+    return pipeline.stream(prompt, args.num_frames, height, width, seed, video=frames), writer
 
 
 def _resume(args: argparse.Namespace) -> tuple["VideoStream", "VideoWriter"]:
@@ -113,6 +146,8 @@ def _resume(args: argparse.Namespace) -> tuple["VideoStream", "VideoWriter"]:
     stream = load_pipeline(args).resume(args.resume)
     if not isinstance(stream.prompt, str):
         raise InputError(f"{args.resume} holds {len(stream.prompt)} videos side by side; resume it in Python")
+    if _is_complete(stream):
+        raise InputError(f"{args.resume}: the saved stream is complete, with all of its {stream.total_frames} frames")
     for prompt in given_prompts(args):
         _change_prompt(stream, prompt)
     size, seed = (stream.width, stream.height), stream.metadata["seed"]
@@ -128,10 +163,10 @@ def _change_prompt(stream: "VideoStream", prompt: str) -> None:
 class _Switches:
     """The prompts to come: those with a frame number, and lines on standard input."""
 
-    def __init__(self, stream: "VideoStream", args: argparse.Namespace):
-        self._stream = stream
-        self._planned: list[tuple[int, str]] = sorted(args.prompt_at, key=lambda switch: switch[0])
-        self._lines = _TypedLines() if args.interactive else None
+    def __init__(self, stream: "VideoStream", args: argparse.Namespace, lines: "_TypedLines | None"):
+        self._stream, self._lines = stream, lines
+        self._planned: list[tuple[int, str]] = sorted(args.prompt_at)
+        self._given = given_prompts(args)  # in force, but not seen by a block yet
 
     def apply(self) -> None:
         """Changes the prompt if it is time; called before each block."""
@@ -139,18 +174,23 @@ class _Switches:
         while self._planned and self._planned[0][0] <= self._stream.frames_done:
             prompts.append(self._planned.pop(0)[1])
         if prompts:
+            for superseded in self._given + prompts[:-1]:
+                say(f"no block sees the prompt {superseded!r}: {prompts[-1]!r} comes before the next one")
             _change_prompt(self._stream, prompts[-1])
+        self._given = []
 
     def say_unused(self) -> None:
         for frame, prompt in self._planned:
             say(f"--prompt-at {frame}:{prompt} was not reached: no block starts at frame {frame} or later")
+        for prompt in self._lines.read() if self._lines else []:
+            say(f"the prompt {prompt!r} came after the last block")
 
 
 class _TypedLines:
     """Lines of standard input that are there by now, without waiting."""
 
     def __init__(self) -> None:
-        self._fd, self._rest = sys.stdin.fileno(), b""
+        self._fd, self._rest = standard_input("--interactive").fileno(), b""
         self._open = True
 
     def read(self) -> list[str]:
@@ -160,5 +200,5 @@ class _TypedLines:
             self._open = bool(data)
             self._rest += data or b"\n"
         *lines, self._rest = self._rest.split(b"\n")
-        texts = [line.decode(errors="replace").strip() for line in lines]
+        texts = [line.decode(errors="replace").replace("\0", "").strip() for line in lines]
         return [text for text in texts if text]
