@@ -7,9 +7,11 @@ Configs are static (hashable): everything that varies from step to step travels 
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, get_args, get_origin
 
 from rfjax.errors import InputError
 
@@ -24,8 +26,42 @@ WAN_LATENTS_STD = (
 )  # fmt: skip
 
 
+_SIGNED = ("latents_mean",)  # every other number is above 0
+
+
+class _Section:
+    """Checks each field against its annotation, then for `_faults`: values that together make no model."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            value, signed = getattr(self, f.name), f.name in _SIGNED
+            if not _is(value, f.type, signed):
+                kind = str(f.type) if get_origin(f.type) else getattr(f.type, "__name__", f.type)
+                raise InputError(
+                    f"model config: {f.name} is {value!r}; {kind}{'' if signed else ' above 0'} is needed"
+                )
+        for fault, found in self._faults().items():
+            if found:
+                raise InputError(f"model config: {fault}")
+
+    def _faults(self) -> Mapping[str, bool]:
+        return {}
+
+
+def _is(value: Any, kind: Any, signed: bool) -> bool:
+    if get_origin(kind) is tuple:
+        *kinds, last = get_args(kind)
+        kinds = kinds * len(value) if last is ... and isinstance(value, tuple) else [*kinds, last]
+        same_length = isinstance(value, tuple) and len(value) == len(kinds) > 0
+        return same_length and all(_is(v, k, signed) for v, k in zip(value, kinds, strict=True))
+    if kind is bool:
+        return isinstance(value, bool)
+    is_number = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
+    return is_number and (signed or value > 0)
+
+
 @dataclass(frozen=True, kw_only=True)
-class DiTConfig:
+class DiTConfig(_Section):
     """WAN diffusion transformer (Wan2.1 T2V)."""
 
     dim: int
@@ -45,9 +81,19 @@ class DiTConfig:
     def head_dim(self) -> int:
         return self.dim // self.num_heads
 
+    def _faults(self) -> Mapping[str, bool]:
+        time, height, width = self.patch_size
+        return {
+            f"dim {self.dim} does not split into {self.num_heads} heads (num_heads) of even width": (
+                self.dim % (2 * self.num_heads) != 0
+            ),
+            f"freq_dim {self.freq_dim} is odd": self.freq_dim % 2 != 0,
+            f"patch_size {self.patch_size} is not one frame and a square": time != 1 or height != width,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
-class VAEConfig:
+class VAEConfig(_Section):
     """Wan2.1 causal video VAE."""
 
     dim: int
@@ -57,6 +103,16 @@ class VAEConfig:
     temporal_downsample: tuple[bool, ...] = (False, True, True)
     latents_mean: tuple[float, ...] = WAN_LATENTS_MEAN
     latents_std: tuple[float, ...] = WAN_LATENTS_STD
+
+    def _faults(self) -> Mapping[str, bool]:
+        return {
+            f"dim_mult {self.dim_mult} needs one temporal_downsample less": (
+                len(self.temporal_downsample) != len(self.dim_mult) - 1
+            ),
+            f"latents_mean and latents_std do not have z_dim {self.z_dim} values": (
+                not len(self.latents_mean) == len(self.latents_std) == self.z_dim
+            ),
+        }
 
     @property
     def spatial_stride(self) -> int:
@@ -70,7 +126,7 @@ class VAEConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig:
+class TextConfig(_Section):
     """umT5 encoder."""
 
     vocab_size: int
@@ -83,9 +139,19 @@ class TextConfig:
     max_distance: int = 128
     eps: float = 1e-6
 
+    def _faults(self) -> Mapping[str, bool]:
+        return {
+            f"dim_attn {self.dim_attn} does not split into {self.num_heads} heads (num_heads)": (
+                self.dim_attn % self.num_heads != 0
+            ),
+            f"num_buckets {self.num_buckets} is not from 4 to twice max_distance {self.max_distance}": (
+                not 4 <= self.num_buckets < 2 * self.max_distance
+            ),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
-class RollingConfig:
+class RollingConfig(_Section):
     """The rolling window: what is denoised together, what it sees, and the few-step schedule."""
 
     block_frames: int = 3  # latent frames in a block
@@ -93,6 +159,17 @@ class RollingConfig:
     denoising_steps: tuple[int, ...] = (1000, 800, 600, 400, 200)  # before the shift; one window block each
     timestep_shift: float = 5.0
     num_train_timesteps: int = 1000
+
+    def _faults(self) -> Mapping[str, bool]:
+        steps = self.denoising_steps
+        return {
+            f"denoising_steps {steps} do not fall from at most {self.num_train_timesteps}": (
+                steps[0] > self.num_train_timesteps or any(a <= b for a, b in pairwise(steps))
+            ),
+            f"max_attention_blocks {self.max_attention_blocks} is not above the {len(steps)} denoising_steps": (
+                self.max_attention_blocks <= len(steps)
+            ),
+        }
 
     @property
     def window_blocks(self) -> int:
@@ -116,8 +193,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         dit = self.dit
-        if dit.dim % dit.num_heads or dit.head_dim % 2:
-            raise InputError(f"dim {dit.dim} does not split into {dit.num_heads} heads of even width")
         if dit.text_dim != self.text.dim:
             raise InputError(
                 f"the DiT takes text features of width {dit.text_dim}, the text encoder gives {self.text.dim}; "
@@ -160,6 +235,8 @@ class ModelConfig:
 
 
 def _read_section(name: str, kind: type, data: Mapping[str, Any]) -> Any:
+    if not isinstance(data, Mapping):
+        raise InputError(f"model config section {name!r} is {data!r:.60}, not an object")
     known = {f.name for f in dataclasses.fields(kind)}
     unknown = set(data) - known
     if unknown:

@@ -331,8 +331,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("bad", "message"), BAD, ids=[str(list(b)) + str(i) for i, (b, _) in enumerate(BAD)])
 def test_bad_input_gets_one_clear_line(pipe, bad, message):
+    valid: dict[str, Any] = {"prompt": PROMPT, "height": 64, "width": 96, "seed": None if "noise" in bad else 0}
     with pytest.raises(InputError, match=message) as caught:
-        pipe(**({"prompt": PROMPT, "height": 64, "width": 96, "seed": None if "noise" in bad else 0} | bad))
+        pipe(**(valid | bad))
     assert "\n" not in str(caught.value)
 
 

