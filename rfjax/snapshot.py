@@ -87,6 +87,16 @@ def load_snapshot(path: str | Path, pipeline: "RollingForcingPipeline") -> tuple
     return details, jax.tree.unflatten(jax.tree.structure(expected), leaves)
 
 
+def saved_stream(path: Path) -> dict[str, Any] | None:
+    """What a file says of the stream in it and of the pipeline that saved it; None if it is no saved stream."""
+    try:
+        with safe_open(str(path), "numpy") as content:
+            metadata = content.metadata() or {}
+        return json.loads(metadata["details"]) if metadata.get("format") == FORMAT else None
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+
+
 def _expected(details: dict[str, Any], pipeline: "RollingForcingPipeline") -> StreamState:
     """The abstract state of a stream."""
     shape, engine = Shape(*details["shape"]), pipeline.engine

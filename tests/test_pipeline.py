@@ -11,6 +11,7 @@ from rfjax.engine import Engine
 from rfjax.errors import InputError
 from rfjax.rolling.noise import counter_noise
 from rfjax.rolling.schedule import noise_levels
+from rfjax.weights.info import describe, info
 
 SIZE = {"height": 64, "width": 96}
 PROMPT = "A small red fox walks slowly across the frozen lake."
@@ -163,6 +164,9 @@ def test_a_saved_stream_goes_on_bit_for_bit(pipe, tmp_path, after):
     for (_, ours), (_, theirs) in zip(got, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert [file.name for file in tmp_path.iterdir()] == ["stream.safetensors"]
+    about = info(path)
+    assert about["what"] == "saved stream" and about["stream"]["next_block"] == after
+    assert "saved stream" in describe(about) and "prompt: a lighthouse" in describe(about)
 
 
 def test_a_conditioned_stream_can_be_saved_at_its_beginning(pipe, tmp_path):

@@ -6,23 +6,30 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from rfjax.errors import InputError
+from rfjax.snapshot import saved_stream
 from rfjax.weights import store
 from rfjax.weights.names import TITLES, identify
 from rfjax.weights.release import find_release, read_state_dicts
 
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:
-    """Describes a converted checkpoint, the folder of a PyTorch release, or one file of weights.
+    """Describes a converted checkpoint, the folder of a PyTorch release, one file of weights or a saved stream.
 
     Returns:
         JSON values: "what" it is, its "path" and size in "bytes"; for a checkpoint its "model" config and
         "provenance"; for each of its "parts" the number of "parameters" and how many there are of each dtype.
-        A file of weights says which "part" it holds and which sets of "weights".
+        A file of weights says which "part" it holds and which sets of "weights"; a saved stream what it makes and
+        by which "pipeline".
 
     Raises:
         InputError: it is none of these, or damaged.
     """
     path = Path(path)
+    if not path.exists():
+        raise InputError(f"there is no {path}")
+    if (details := saved_stream(path)) is not None:
+        return {"what": "saved stream", "path": str(path), "bytes": path.stat().st_size, **details}
     if path.is_file():
         return _file(path)
     if path.is_dir() and not store.is_checkpoint(path):
@@ -45,6 +52,10 @@ def info(path: str | PathLike[str]) -> dict[str, Any]:
 def describe(info: Mapping[str, Any]) -> str:
     """The result of `info` as lines of text."""
     lines = [f"{info['path']}: {info['what']}"]
+    if "stream" in info:
+        stream, pipeline = info["stream"], info["pipeline"]
+        lines += [f"  {name}: {stream[name]}" for name in ("prompt", "seed", "next_block", "total_frames")]
+        return "\n".join([*lines, f"  {pipeline['dtype']}, weights {pipeline['weights']}, {info['bytes']:,} bytes"])
     provenance = info.get("provenance", {})
     if "weights" in provenance:
         lines.append(f"  weights: {provenance['weights']}")

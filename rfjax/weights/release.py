@@ -116,8 +116,10 @@ def find_release(src: Path | None, **named: Path | None) -> ReleaseFiles:
         named: `dit`, `vae`, `text`, `tokenizer`, `config`: files to take in place of those in `src`.
 
     Raises:
-        InputError: names all that was not found.
+        InputError: there is no `src`; or names all that was not found.
     """
+    if src is not None and not src.exists():
+        raise InputError(f"there is no {src}")
     found: dict[str, list[Path]] = {name: [] for name in ("dit", "vae", "text", "tokenizer", "config")}
     if src is not None and src.is_dir():
         diffusers = (src / "model_index.json").is_file()

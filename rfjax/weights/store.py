@@ -9,6 +9,7 @@ Arrays are stored uncompressed: trained weights shrink by 7 %, and reading them 
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import shutil
@@ -82,13 +83,17 @@ def staged(path: Path, needed: int, *, overwrite: bool) -> Iterator[Path]:
         raise InputError(f"{path} exists; choose another place, or overwrite it (--force, overwrite=True)")
     if path.exists() and not is_checkpoint(path):
         raise InputError(f"{path} exists and is no rfjax checkpoint; it is not overwritten, choose another place")
-    folder = path.parent / f".{path.name}.writing-{os.getpid()}"
+    writing = f".{path.name}.writing-"
+    folder = path.parent / f"{writing}{os.getpid()}"
     replaced = path.parent / f".{path.name}.replaced-{os.getpid()}"
     try:
         folder.mkdir(parents=True)
     except OSError as error:
         raise InputError(f"cannot write in {path.parent}: {error.strerror}") from None
     try:
+        for other in path.parent.glob(f"{glob.escape(writing)}*"):
+            if not _runs(other.name.removeprefix(writing)):
+                _remove(other)  # left by a process that was killed
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise InputError(f"no space: the checkpoint takes {_gb(needed)}, {path.parent} has {_gb(free)} free")
@@ -103,6 +108,19 @@ def staged(path: Path, needed: int, *, overwrite: bool) -> Iterator[Path]:
         raise
     finally:
         _remove(folder)
+
+
+def _runs(pid: str) -> bool:
+    """Whether a process runs; True where that cannot be known."""
+    if os.name != "posix" or not pid.isdecimal():
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def _remove(folder: Path) -> None:

@@ -281,6 +281,7 @@ def test_missing_files_are_told_at_once(copy, dst, tmp_path):
     (copy / DIT).unlink()
     (copy / VAE).unlink()
     assert "dit (found 0), vae (found 0)" in refused(copy, dst)
+    assert "there is no /nowhere" in refused(Path("/nowhere"), dst)
     assert "no such file: " in refused(copy, dst, dit=tmp_path / "a.pt", vae=tmp_path / "b.pth")
     shutil.copy(copy / TEXT, copy / WAN / "models_t5_other.pth")
     assert "text (found 2)" in refused(copy, dst)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rfjax import RollingForcingPipeline
 from rfjax.config import PRESETS
 from rfjax.errors import InputError
 from rfjax.weights import store
@@ -112,6 +115,27 @@ def test_damaged_part(copy, damage, said):
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_damaged_tokenizer(copy):
+    file = copy / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text() + " ")
+    with pytest.raises(InputError, match=r"tokenizer/tokenizer.json has \d+ bytes of \d+"):
+        RollingForcingPipeline.from_pretrained(copy)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    process = subprocess.Popen(["true"])
+    process.wait()
+    dead, alive, other = (
+        tmp_path / f".{name}-{pid}"
+        for name, pid in (("c.writing", process.pid), ("c.writing", os.getppid()), ("d.writing", process.pid))
+    )
+    for folder in (dead, alive, other):
+        folder.mkdir()
+    with store.staged(tmp_path / "c", 0, overwrite=False):
+        assert not dead.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"c", alive.name, other.name}
+
+
 def test_trouble_within_orbax_is_one_line(tiny_checkpoint, monkeypatch):
     def fail(*_):
         raise Exception("cannot read\nand more")
@@ -162,5 +186,5 @@ def test_info_on_a_release(golden):
     file = info(golden / "tiny_a/checkpoints/rolling_forcing_dmd.pt")
     assert file["part"] == "dit" and file["bytes"] == 8340341
     assert "the Wan DiT: 1,539,136 parameters" in describe(file)
-    with pytest.raises(InputError, match="no such checkpoint"):
+    with pytest.raises(InputError, match="there is no /nowhere"):
         info("/nowhere")
