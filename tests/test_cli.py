@@ -297,8 +297,8 @@ def test_imports_are_not_cut():
     assert finished and interrupts.received == [signal.SIGTERM]
 
 
-def test_an_ignored_signal_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts:
             signal.raise_signal(signal.SIGHUP)

@@ -7,7 +7,7 @@ from types import FrameType
 
 
 class Interrupts:
-    """While entered, such a signal raises KeyboardInterrupt; one that the process ignores (nohup) stays ignored.
+    """While entered, such a signal raises KeyboardInterrupt; but SIGHUP stays ignored under nohup.
 
     Attributes:
         received: the numbers of the signals that came.
@@ -19,10 +19,12 @@ class Interrupts:
         self._before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "Interrupts":
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # SIGHUP is not on Windows
-            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                self._before[number] = signal.signal(number, self._arrive)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        # Windows has no SIGHUP. A script's background jobs ignore SIGINT, and yet are meant by `kill -INT`.
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            self._before[number] = signal.signal(number, self._arrive)
         return self
 
     def __exit__(self, *_: object) -> None:
