@@ -378,6 +378,14 @@ def test_a_complete_stream_does_not_go_on(cli):
     assert (code, err) == (2, "rfjax: s: the saved stream is complete, with all of its 9 frames\n")
 
 
+def test_a_stream_without_frames_is_found_before_weights_load(cli, pipe, monkeypatch):
+    with pipe.stream("a", height=64, width=96, seed=1, decode=False) as stream:
+        stream.save("s")
+    monkeypatch.setattr("rfjax.cli.stream.load_pipeline", None)  # not reached
+    code, _, err = cli("stream", "--resume", "s", "-o", "y.mp4")
+    assert code == 2 and "without frames" in err and err.count("\n") == 1
+
+
 def test_warnings_are_shown_once(cli, monkeypatch):
     root = logging.getLogger()
     shown = logging.StreamHandler()

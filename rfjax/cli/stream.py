@@ -143,9 +143,9 @@ def _resume(args: argparse.Namespace) -> tuple["VideoStream", "VideoWriter"]:
     for option, value in (options | {"--image": args.image, "--video": args.video}).items():
         if value is not None:
             raise InputError(f"{option}: the saved stream fixes it; leave it out")
+    _check_saved(args.resume)
     stream = load_pipeline(args).resume(args.resume)
-    if not isinstance(stream.prompt, str):
-        raise InputError(f"{args.resume} holds {len(stream.prompt)} videos side by side; resume it in Python")
+    assert isinstance(stream.prompt, str)
     if _is_complete(stream):
         raise InputError(f"{args.resume}: the saved stream is complete, with all of its {stream.total_frames} frames")
     for prompt in given_prompts(args):
@@ -153,6 +153,20 @@ def _resume(args: argparse.Namespace) -> tuple["VideoStream", "VideoWriter"]:
     size, seed = (stream.width, stream.height), stream.metadata["seed"]
     name = default_name(f"{stream.prompt} from {stream.frames_done}", seed)
     return stream, open_writer(args, args.output or name, size, stream.prompt, seed)
+
+
+def _check_saved(name: str) -> None:
+    """Refuses what cannot go on here, before weights are loaded; what it reads is not checked for damage yet."""
+    from rfjax.snapshot import saved_stream
+
+    saved = saved_stream(Path(name))
+    if saved is None:
+        raise InputError(f"{name} is not a saved stream of this version of rfjax, or is damaged")
+    details = saved.get("stream", {})
+    if isinstance(details.get("prompt"), list):
+        raise InputError(f"{name} holds {len(details['prompt'])} videos side by side; resume it in Python")
+    if details.get("decode") is False:
+        raise InputError(f"{name} holds a stream of latents without frames; resume it in Python")
 
 
 def _change_prompt(stream: "VideoStream", prompt: str) -> None:
