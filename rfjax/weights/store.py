@@ -79,9 +79,10 @@ def staged(path: Path, needed: int, *, overwrite: bool) -> Iterator[Path]:
         InputError: `path` is taken, or there is no space.
     """
     path = path.absolute()
-    if path.exists() and not overwrite:
+    taken = os.path.exists(path)
+    if taken and not overwrite:
         raise InputError(f"{path} exists; choose another place, or overwrite it (--force, overwrite=True)")
-    if path.exists() and not is_checkpoint(path):
+    if taken and not is_checkpoint(path):
         raise InputError(f"{path} exists and is no rfjax checkpoint; it is not overwritten, choose another place")
     writing = f".{path.name}.writing-"
     folder = path.parent / f"{writing}{os.getpid()}"
@@ -182,7 +183,7 @@ def load_json(path: Path) -> dict[str, Any]:
     Raises:
         InputError: `path` is no checkpoint, or one of a newer version.
     """
-    if not path.exists():
+    if not os.path.exists(path):
         raise InputError(f"{path}: no such checkpoint")
     if not is_checkpoint(path):
         raise InputError(f"{path} is no rfjax checkpoint; make one from a release with: rfjax convert SRC DST")
