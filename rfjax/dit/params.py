@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rfjax.config import DiTConfig
-from rfjax.weights.keymap import Source, identity, linear
+from rfjax.keymap import Source, identity, linear
 
 
 def _patch_kernel(weight: np.ndarray) -> np.ndarray:

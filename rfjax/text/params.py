@@ -1,7 +1,7 @@
 """Where the parameters of the umT5 encoder come from in the Wan2.1 release (models_t5_umt5-xxl-enc-bf16.pth)."""
 
 from rfjax.config import TextConfig
-from rfjax.weights.keymap import Source, linear
+from rfjax.keymap import Source, linear
 
 _MATRICES = {
     "attn.q": "attn.q",

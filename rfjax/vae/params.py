@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 
 from rfjax.config import VAEConfig
+from rfjax.keymap import Source, linear
 from rfjax.vae.plan import StagePlan, decoder_stages, encoder_stages
-from rfjax.weights.keymap import Source, linear
 
 
 def _conv(weight: np.ndarray) -> np.ndarray:

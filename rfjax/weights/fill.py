@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rfjax.errors import InputError
-from rfjax.weights.keymap import Source
+from rfjax.keymap import Source
 
 _NAMED_PROBLEMS = 20
 _CHUNK = 1 << 24  # elements checked at a time, so that the check needs no second array of a tensor's size

@@ -14,10 +14,10 @@ import rfjax.text.params
 import rfjax.vae.params
 from rfjax.config import ModelConfig
 from rfjax.dit.model import DiT
+from rfjax.keymap import Source
 from rfjax.text.model import UMT5Encoder
 from rfjax.vae.model import VAE
 from rfjax.weights import store
-from rfjax.weights.keymap import Source
 
 _KEY_MAPS = {
     "dit": rfjax.dit.params.key_map,
