@@ -52,7 +52,7 @@ def _is(value: Any, kind: Any, signed: bool) -> bool:
     if get_origin(kind) is tuple:
         *kinds, last = get_args(kind)
         kinds = kinds * len(value) if last is ... and isinstance(value, tuple) else [*kinds, last]
-        same_length = isinstance(value, tuple) and len(value) == len(kinds) > 0
+        same_length = isinstance(value, tuple) and len(value) == len(kinds)
         return same_length and all(_is(v, k, signed) for v, k in zip(value, kinds, strict=True))
     if kind is bool:
         return isinstance(value, bool)
@@ -107,7 +107,7 @@ class VAEConfig(_Section):
     def _faults(self) -> Mapping[str, bool]:
         return {
             f"dim_mult {self.dim_mult} needs one temporal_downsample less": (
-                len(self.temporal_downsample) != len(self.dim_mult) - 1
+                len(self.temporal_downsample) != len(self.dim_mult) - 1 or not self.dim_mult
             ),
             f"latents_mean and latents_std do not have z_dim {self.z_dim} values": (
                 not len(self.latents_mean) == len(self.latents_std) == self.z_dim
@@ -164,7 +164,7 @@ class RollingConfig(_Section):
         steps = self.denoising_steps
         return {
             f"denoising_steps {steps} do not fall from at most {self.num_train_timesteps}": (
-                steps[0] > self.num_train_timesteps or any(a <= b for a, b in pairwise(steps))
+                not steps or steps[0] > self.num_train_timesteps or any(a <= b for a, b in pairwise(steps))
             ),
             f"max_attention_blocks {self.max_attention_blocks} is not above the {len(steps)} denoising_steps": (
                 self.max_attention_blocks <= len(steps)
