@@ -29,6 +29,29 @@ def load_golden():
     return load
 
 
+@pytest.fixture(scope="session")
+def recorded_noise(load_golden):
+    """`recorded_noise("pipeline_F36")`: the release's draws for a video, as a noise function."""
+    from rfjax.config import preset
+    from rfjax.rolling.schedule import noise_levels
+
+    def read(name):
+        arrays, _ = load_golden("pipeline_noise")
+        initial, pool = arrays["noise"][0], arrays["randn_pool"]
+        levels = noise_levels(preset("tiny").rolling).timesteps
+        draws = {}
+        for call in load_golden(name)[1]["randn_calls"]:
+            step = int(np.argmin(np.abs(levels - call["next_timestep"])))
+            draws[call["block"], step] = pool[slice(*call["kept_pool_frames"])].astype(np.float32)
+
+        def noise(block, step):
+            return draws[block, step] if step else initial[3 * block : 3 * block + 3].astype(np.float32)
+
+        return noise
+
+    return read
+
+
 _parity: dict[str, tuple[float, float]] = {}  # what was compared -> largest error, bound
 
 

@@ -10,7 +10,6 @@ from rfjax import RollingForcingPipeline
 from rfjax.engine import Engine
 from rfjax.errors import InputError
 from rfjax.rolling.noise import counter_noise
-from rfjax.rolling.schedule import noise_levels
 from rfjax.weights.info import describe, info
 
 SIZE = {"height": 64, "width": 96}
@@ -23,30 +22,13 @@ def frames_of(stream):
 
 
 @pytest.fixture(scope="module")
-def recorded_noise(load_golden, pipe):
-    """The release's draws for its 36-frame video, as the `noise` argument."""
-    arrays, _ = load_golden("pipeline_noise")
-    levels = noise_levels(pipe.config.rolling).timesteps
-    draws = {}
-    for call in load_golden("pipeline_F36")[1]["randn_calls"]:
-        step = int(np.argmin(np.abs(levels - call["next_timestep"])))
-        draws[call["block"], step] = arrays["randn_pool"][slice(*call["kept_pool_frames"])].astype(np.float32)
-
-    def noise(block, step):
-        first = arrays["noise"][0, 3 * block : 3 * block + 3].astype(np.float32)
-        return draws[block, step] if step else first
-
-    return noise
-
-
-@pytest.fixture(scope="module")
 def whole(pipe):
     """45 frames in one call."""
     return pipe(PROMPT, num_frames=45, seed=5, **SIZE)
 
 
 def test_prompt_to_latents_equals_the_release(pipe, load_golden, assert_parity, recorded_noise):
-    out = pipe(PROMPT, num_latent_frames=36, noise=recorded_noise, output_type="latent", **SIZE)
+    out = pipe(PROMPT, num_latent_frames=36, noise=recorded_noise("pipeline_F36"), output_type="latent", **SIZE)
     recorded = load_golden("pipeline_F36")[0]["output"][0]
     assert_parity("latents, 36 frames, from the prompt", out.frames[0], recorded, 2e-5)
 

@@ -66,29 +66,12 @@ def context(load_golden):
     return load_golden("pipeline_noise")[0]["prompt_embeds"]
 
 
-def recorded_noise(load_golden, name):
-    """The release's draws as a noise function."""
-    arrays, _ = load_golden("pipeline_noise")
-    _, description = load_golden(name)
-    levels = noise_levels(CONFIG.rolling).timesteps
-    draws = {}
-    for call in description["randn_calls"]:
-        step = int(np.argmin(np.abs(levels - call["next_timestep"])))
-        start, end = call["kept_pool_frames"]
-        draws[call["block"], step] = arrays["randn_pool"][start:end].astype(np.float32)
-
-    def noise(block, step):
-        if step == 0:
-            return arrays["noise"][0, 3 * block : 3 * block + 3].astype(np.float32)
-        return draws[block, step]
-
-    return noise
-
-
 @pytest.mark.parametrize(("name", "n_blocks"), [("pipeline_F36", 12), ("pipeline_F15", 5)])
-def test_every_window_and_the_latents_equal_the_release(runner, context, load_golden, assert_parity, name, n_blocks):
+def test_every_window_and_the_latents_equal_the_release(
+    runner, context, load_golden, recorded_noise, assert_parity, name, n_blocks
+):
     arrays, _ = load_golden(name)
-    latents, windows = runner.run(context, recorded_noise(load_golden, name), n_blocks)
+    latents, windows = runner.run(context, recorded_noise(name), n_blocks)
     assert_parity("latents, 15 and 36 frames", latents.reshape(-1, 16, 8, 12), arrays["output"][0], 2e-5)
     offsets = arrays["win_frame_offset"]
     assert len(windows) == len(offsets) - 1
