@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from rfjax.config import ModelConfig
 from rfjax.dit.model import TextKV
+from rfjax.layers import precision
 from rfjax.rolling.plan import Roll, StepPlan, plan_step
 from rfjax.rolling.step import RollingState, init_state, rolling_step
 from rfjax.vae.model import to_uint8
@@ -44,8 +45,8 @@ class Executables(NamedTuple):
     encode_text: Callable[[Any, Any, Any], Array]
     text_kv: Callable[[Any, Any], TextKV]
     step: Callable[[Any, RollingState, TextKV, StepPlan, Any], RollingState]
-    decode_first: Callable[[Any, Array], tuple[Pixels, Any]]
-    decode_next: Callable[[Any, Array, Any], tuple[Pixels, Any]]
+    decode_first: Callable[[Any, Any], tuple[Pixels, Any]]
+    decode_next: Callable[[Any, Any, Any], tuple[Pixels, Any]]
 
 
 def checksum(arrays: Iterable[np.ndarray | Array], text: str = "") -> str:
@@ -134,8 +135,7 @@ class Engine:
 
     def _lower(self, function: Callable, *args: Any, donate: tuple[int, ...] = ()) -> Any:
         abstract = jax.tree.map(self._abstract, args)
-        # Where a backend would take a faster, coarser product by default, float32 means float32.
-        with jax.default_matmul_precision("highest" if self.dtype == jnp.float32 else "default"):
+        with precision(self.dtype):
             return jax.jit(function, donate_argnums=donate).lower(*abstract)
 
     def _abstract(self, x: Any) -> jax.ShapeDtypeStruct:
@@ -170,7 +170,7 @@ class Engine:
 
         params = self.params["dit"]
         plan = plan_step(0, Roll(0, None), config.rolling, config.dit.head_dim, config.dit.rope_theta)
-        state = jax.eval_shape(lambda: self.init_state(shape))
+        state = init_state(config, *shape, dtype=self.dtype)  # on the host, and never touched
         kv = self.text_kv_shape(shape)
         return {
             "text_kv": self._lower(self._text_kv, params, self._context_shape(shape)),

@@ -71,7 +71,7 @@ def check_length(num_frames: int | None, num_latent_frames: int | None, config: 
     else:
         return Length(None, None)
     blocks = -(-latents // block)
-    whole = 1 + stride * (blocks * block - 1)
+    whole = config.pixel_frames(blocks)
     if whole != pixel_frames:
         logger.warning(
             "a length of %s ends inside a block: %d are generated and the last %d dropped",

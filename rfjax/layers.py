@@ -1,4 +1,4 @@
-"""Running a stack of equal layers as one loop, so that compile time does not grow with their number."""
+"""What the models share: a stack of equal layers as one loop, and the precision of matrix products."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -6,8 +6,14 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 Carry = TypeVar("Carry")
+
+
+def precision(dtype: DTypeLike) -> Any:
+    """A context to trace in: float32 means float32, also where a backend takes coarser products by default."""
+    return jax.default_matmul_precision("highest" if jnp.dtype(dtype) == jnp.float32 else "default")
 
 
 def scan_layers(
@@ -16,7 +22,7 @@ def scan_layers(
     carry: Carry,
     per_layer: Any = None,
 ) -> tuple[Carry, Any]:
-    """Runs `body(block, x, index, carry) -> (carry, y)` for each layer.
+    """Runs `body(block, x, index, carry) -> (carry, y)` for each layer, so that compile time does not grow with them.
 
     Args:
         blocks: one module whose parameters have a leading axis of L layers.

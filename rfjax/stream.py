@@ -173,22 +173,20 @@ class VideoStream:
     def __next__(self) -> Chunk:
         self._require_open()
         block = self._next_block
-        if self._finished:
+        if self.finished:
             raise StopIteration
         start = time.perf_counter()
-        latents = self._given_block(block) if block < self._roll.first else self._finish_block(block)
-        latents = jax.block_until_ready(latents)
+        latents = self._require_open().given[:, block] if block < self._roll.first else self._finish_block(block)
         denoised = time.perf_counter()
         pixels = self._decode_block(latents) if self._decode else None
         decoded = time.perf_counter()
 
         first_frame = self._engine.config.pixel_frames(block)
         self._next_block += 1
-        host = np.asarray(latents)
         return Chunk(
             index=block,
             first_frame=first_frame,
-            latents=host[0] if isinstance(self._prompt, str) else host,
+            latents=latents[0] if isinstance(self._prompt, str) else latents,
             pixels=pixels,
             prompt=self._prompt if isinstance(self._prompt, str) else list(self._prompt),
             timings=ChunkTimings(denoise=denoised - start, decode=decoded - denoised),
@@ -209,7 +207,7 @@ class VideoStream:
             InputError: the stream is closed or finished, or the prompt is of the wrong kind.
         """
         state = self._require_open()
-        if self._finished:
+        if self.finished:
             raise InputError(f"the stream has made all of its {self.total_frames} frames; a new prompt shows in none")
         prompts = check_prompts(prompt)
         if isinstance(prompt, str) != isinstance(self._prompt, str) or len(prompts) != self._shape.batch:
@@ -241,7 +239,8 @@ class VideoStream:
         save_snapshot(path, self._require_open(), details, self._pipeline)
 
     @property
-    def _finished(self) -> bool:
+    def finished(self) -> bool:
+        """Whether the last block of a video of fixed length has been yielded."""
         return self._roll.last is not None and self._next_block > self._roll.last
 
     def _require_open(self) -> StreamState:
@@ -249,7 +248,7 @@ class VideoStream:
             raise InputError("this stream is closed; open a new one, or `resume` one that was saved")
         return self._state
 
-    def _finish_block(self, block: int) -> jax.Array:
+    def _finish_block(self, block: int) -> Float[np.ndarray, "B f C h w"]:
         """Runs steps until `block` is final."""
         window = self._engine.config.rolling.window_blocks
         while True:
@@ -257,8 +256,8 @@ class VideoStream:
             step = int(state.step)
             self._step(state, step)
             if self._roll.finished_block(step, window) == block:
-                # A slice would compile a program of its own; this is a small copy through the host.
-                return self._engine.place(np.asarray(self._require_open().rolling.x0)[:, 0])
+                # A copy: the next step takes the array over. On the device, a slice would be a program to compile.
+                return np.asarray(self._require_open().rolling.x0)[:, 0].copy()
 
     def _step(self, state: StreamState, step: int) -> None:
         config, roll = self._engine.config, self._roll
@@ -279,10 +278,7 @@ class VideoStream:
         rolling = self._run.step(self._engine.params["dit"], rolling, state.text_kv, plan, noise)
         self._state = state._replace(rolling=rolling, step=np.array(step + 1))
 
-    def _given_block(self, block: int) -> jax.Array:
-        return self._engine.place(self._require_open().given[:, block])
-
-    def _decode_block(self, latents: jax.Array) -> Pixels:
+    def _decode_block(self, latents: Float[np.ndarray, "B f C h w"]) -> Pixels:
         state = self._require_open()
         params = self._engine.params["vae"]
         self._state = None  # as in `_step`

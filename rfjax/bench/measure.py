@@ -14,13 +14,10 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 
+from rfjax.layers import precision
+
 MATMUL_SIZE = 2048
 _QUEUE_SECONDS, _SAMPLE_SECONDS = 0.05, 0.25
-
-
-def precision(dtype: str) -> Any:
-    """float32 means float32, also where a backend would take a faster, coarser product by default."""
-    return jax.default_matmul_precision("highest" if dtype == "float32" else "default")
 
 
 class Seconds(NamedTuple):

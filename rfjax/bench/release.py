@@ -13,10 +13,11 @@ import numpy as np
 from flax import nnx
 
 from rfjax.bench.flops import rolling_step_flops
-from rfjax.bench.measure import Rate, machine, measure, peak_memory, precision
+from rfjax.bench.measure import Rate, machine, measure, peak_memory
 from rfjax.bench.random_weights import random_model
 from rfjax.config import preset
 from rfjax.dit.model import DiT, TextKV
+from rfjax.layers import precision
 from rfjax.rolling.plan import Roll, StepPlan, plan_step
 from rfjax.rolling.step import RollingState, init_state, rolling_step
 from rfjax.vae.flops import decode_flops

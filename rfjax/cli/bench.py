@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from rfjax.cli.options import DEFAULT_SIZE, Parser, add_model, add_size, chosen_size, integer
-from rfjax.cli.session import chosen_dtype, load_pipeline, use_compile_cache
+from rfjax.cli.session import checkpoint_config, chosen_dtype, load_pipeline, use_compile_cache
 from rfjax.errors import InputError
 
 STAGES = ("dit", "vae")
@@ -61,6 +61,8 @@ def _model(args: argparse.Namespace) -> dict[str, Any]:
     if args.stage:
         raise InputError(f"--stage {args.stage} is for --case release-cpu; all stages are timed here")
     width, height = chosen_size(args) or DEFAULT_SIZE
+    if args.checkpoint:
+        checkpoint_config(args)
     pipeline = _random(args) if args.preset else load_pipeline(args)
     from rfjax.bench.model import bench_model
 

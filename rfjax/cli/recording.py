@@ -111,7 +111,7 @@ def record(
     prompt, clock = str(stream.prompt), Clock()
     with writer, args.interrupts.held() as stop, _progress(stream, args) as bar:
         with contextlib.suppress(BrokenPipeError):  # the reader has seen enough
-            while not stop and stream.frames_done != stream.total_frames:
+            while not (stop or stream.finished):
                 before_block()
                 frames = next(stream).frames
                 clock.count(len(frames))

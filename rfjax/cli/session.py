@@ -63,7 +63,6 @@ def load_pipeline(args: argparse.Namespace) -> "RollingForcingPipeline":
     Raises:
         InputError: the checkpoint is missing or damaged.
     """
-    checkpoint_config(args)
     use_compile_cache()
     from rfjax.pipeline import RollingForcingPipeline
 

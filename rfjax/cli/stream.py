@@ -81,13 +81,9 @@ def run(args: argparse.Namespace) -> int:
                 switches.say_unused()
             if args.save_state:
                 stream.save(args.save_state)
-                complete = ", which is complete: there is nothing to go on with" if _is_complete(stream) else ""
+                complete = ", which is complete: there is nothing to go on with" if stream.finished else ""
                 say(f"saved the stream to {args.save_state}{complete}")
     return 0
-
-
-def _is_complete(stream: "VideoStream") -> bool:
-    return stream.frames_done == stream.total_frames
 
 
 def _switch(text: str) -> tuple[int, str]:
@@ -146,7 +142,7 @@ def _resume(args: argparse.Namespace) -> tuple["VideoStream", "VideoWriter"]:
     _check_saved(args.resume)
     stream = load_pipeline(args).resume(args.resume)
     assert isinstance(stream.prompt, str)
-    if _is_complete(stream):
+    if stream.finished:
         raise InputError(f"{args.resume}: the saved stream is complete, with all of its {stream.total_frames} frames")
     for prompt in given_prompts(args):
         _change_prompt(stream, prompt)

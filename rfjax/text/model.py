@@ -107,16 +107,9 @@ class Block(nnx.Module):
 
 
 class UMT5Encoder(nnx.Module):
-    """The text encoder of Wan2.1.
-
-    Raises:
-        InputError: `dim_attn` does not split into `num_heads`.
-    """
+    """The text encoder of Wan2.1."""
 
     def __init__(self, config: TextConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        if config.dim_attn % config.num_heads:
-            raise InputError(f"text dim_attn {config.dim_attn} does not split into {config.num_heads} heads")
-
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap
         def stacked_blocks(rngs: nnx.Rngs) -> Block:

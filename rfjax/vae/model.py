@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, UInt8
 
 from rfjax.config import VAEConfig
 from rfjax.errors import InputError
+from rfjax.layers import precision
 from rfjax.vae.layers import CausalConv, Downsample, Middle, Norm, Stage, State, Upsample, Video, pointwise, run
 from rfjax.vae.plan import decoder_stages, encoder_stages
 
@@ -148,8 +149,7 @@ class VAE(nnx.Module):
             mean, state = self.encoder(group, state)
             return state, mean
 
-        # Where a backend would take a faster, coarser product by default, float32 means float32.
-        with jax.default_matmul_precision("highest" if self.encoder_dtype == jnp.float32 else "default"):
+        with precision(self.encoder_dtype):
             x = pixels.astype(self.encoder_dtype)
             state, latents = encode_group(None, x[:, :1])
             if frames > 1:
