@@ -1,0 +1,174 @@
+"""The shapes world: one or two flat shapes that move over a plain background, 64x64 pixels at 16 frames a second.
+
+The picture is a torus: what leaves on one side comes back on the other. A prompt follows a fixed grammar,
+
+    a COLOUR SHAPE MOTION [and a COLOUR SHAPE MOTION] [on a COLOUR background]
+
+with MOTION `moving right|left|up|down [slowly|fast]` or `still`. It describes one block of a video (9 frames, then 12);
+a new prompt may change the motions, never the shapes. The second shape passes in front of the first.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from rfjax.errors import InputError
+
+SIZE = 64  # pixels, both sides
+FPS = 16
+COLOURS = {
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "blue": (0, 0, 255),
+    "yellow": (255, 255, 0),
+    "cyan": (0, 255, 255),
+    "magenta": (255, 0, 255),
+    "white": (255, 255, 255),
+    "black": (0, 0, 0),
+}
+SHAPES = ("circle", "square", "triangle")
+DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}  # x, y; y grows downwards
+SPEEDS = {"slowly": 0.5, "": 1.0, "fast": 1.5}  # pixels a frame
+DEFAULT_BACKGROUND = "black"
+
+# Sizes in pixels, for shapes of about equal weight.
+_RADIUS, _HALF_SIDE, _INRADIUS = 10.0, 8.7, 6.2
+_UP_NORMALS = np.array([(0.0, 1.0), (-np.sqrt(3) / 2, -0.5), (np.sqrt(3) / 2, -0.5)])  # sides of a triangle, tip up
+
+
+@dataclass(frozen=True)
+class Motion:
+    """A direction (None: still) and a speed word."""
+
+    direction: str | None = None
+    speed: str = ""
+
+    @property
+    def velocity(self) -> tuple[float, float]:
+        """Pixels a frame along x and y."""
+        if self.direction is None:
+            return 0.0, 0.0
+        x, y = DIRECTIONS[self.direction]
+        return x * SPEEDS[self.speed], y * SPEEDS[self.speed]
+
+    def __str__(self) -> str:
+        return "still" if self.direction is None else f"moving {self.direction} {self.speed}".rstrip()
+
+
+MOTIONS = (Motion(), *(Motion(d, s) for d in DIRECTIONS for s in SPEEDS))
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One moving shape."""
+
+    colour: str
+    shape: str
+    motion: Motion
+
+    def __str__(self) -> str:
+        return f"a {self.colour} {self.shape} {self.motion}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What one prompt describes."""
+
+    things: tuple[Thing, ...]
+    background: str = DEFAULT_BACKGROUND
+
+    def __str__(self) -> str:
+        return self.prompt()
+
+    def prompt(self, name_background: bool | None = None) -> str:
+        """The prompt that describes the scene; the default background is named only if asked."""
+        named = self.background != DEFAULT_BACKGROUND if name_background is None else name_background
+        things = " and ".join(str(thing) for thing in self.things)
+        return f"{things} on a {self.background} background" if named else things
+
+    def with_motions(self, motions: Sequence[Motion]) -> "Scene":
+        """The same things, moving in another way."""
+        return replace(self, things=tuple(replace(t, motion=m) for t, m in zip(self.things, motions, strict=True)))
+
+
+_THING = rf"a ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) (?:(still)|moving ({'|'.join(DIRECTIONS)})(?: (slowly|fast))?)"
+_PROMPT = re.compile(rf"{_THING}(?: and {_THING})?(?: on a ({'|'.join(COLOURS)}) background)?")
+
+
+def parse(prompt: str) -> Scene:
+    """The scene that a prompt describes.
+
+    Raises:
+        InputError: the prompt does not follow the grammar, or a shape has the background's colour.
+    """
+    match = _PROMPT.fullmatch(" ".join(prompt.lower().split()))
+    if match is None:
+        raise InputError(
+            f"prompt {prompt!r:.80} does not read: a COLOUR SHAPE MOTION [and a COLOUR SHAPE MOTION] "
+            "[on a COLOUR background]"
+        )
+    *fields, background = match.groups()
+    background = background or DEFAULT_BACKGROUND
+    things = []
+    for colour, shape, _still, direction, speed in (fields[:5], fields[5:]):
+        if colour == background:
+            raise InputError(f"prompt {prompt!r:.80}: a {colour} {shape} cannot be seen on a {background} background")
+        if colour is not None:
+            things.append(Thing(colour, shape, Motion(direction, speed or "")))
+    return Scene(tuple(things), background)
+
+
+def sample_scene(rng: np.random.Generator, things: int = 1) -> Scene:
+    """A random scene of one or two things; all colours differ, and half of all backgrounds are the default one."""
+    background = DEFAULT_BACKGROUND if rng.random() < 0.5 else str(rng.choice(list(COLOURS)))
+    colours = rng.permutation([c for c in COLOURS if c != background])[:things]
+    return Scene(
+        tuple(Thing(str(c), str(rng.choice(SHAPES)), MOTIONS[rng.integers(len(MOTIONS))]) for c in colours), background
+    )
+
+
+def trajectory(
+    start: Float[np.ndarray, "N 2"], velocities: Float[np.ndarray, "T N 2"]
+) -> Float[np.ndarray, "T N 2"]:
+    """Centres of N things in T frames, in pixels on the torus.
+
+    Args:
+        start: centres in the first frame, x and y.
+        velocities: of each frame, pixels; frame t is the one before moved by velocities[t], the first is not moved.
+    """
+    moves = np.asarray(velocities, np.float64).copy()
+    moves[0] = 0
+    return (start + np.cumsum(moves, axis=0)) % SIZE
+
+
+def _distance(shape: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Signed distance in pixels from the outline of a shape at the origin, negative inside."""
+    if shape == "circle":
+        return np.hypot(x, y) - _RADIUS
+    if shape == "square":
+        return np.maximum(np.abs(x), np.abs(y)) - _HALF_SIDE
+    return np.max([nx * x + ny * y for nx, ny in _UP_NORMALS], axis=0) - _INRADIUS
+
+
+def coverage(shape: str, centres: Float[np.ndarray, "T 2"]) -> Float[np.ndarray, "T 64 64"]:
+    """How much of each pixel a shape covers, 0 .. 1, with edges one pixel soft."""
+    offsets = (np.arange(SIZE) + 0.5 - centres[..., None] + SIZE / 2) % SIZE - SIZE / 2  # [T, xy, SIZE]
+    offsets = offsets.astype(np.float32)
+    return np.clip(0.5 - _distance(shape, offsets[:, 0, None, :], offsets[:, 1, :, None]), 0, 1)
+
+
+def render(scene: Scene, centres: Float[np.ndarray, "T N 2"]) -> UInt8[np.ndarray, "T 64 64 3"]:
+    """The exact video of a scene whose things stand at `centres`.
+
+    Args:
+        scene: the colours and shapes; its motions are not used.
+        centres: pixels, x and y, of every thing in every frame.
+    """
+    frames = np.broadcast_to(np.float32(COLOURS[scene.background]), (len(centres), SIZE, SIZE, 3))
+    for i, thing in enumerate(scene.things):
+        alpha = coverage(thing.shape, centres[:, i])[..., None]
+        frames = frames + alpha * (np.float32(COLOURS[thing.colour]) - frames)
+    return np.round(frames).astype(np.uint8)
