@@ -4,8 +4,8 @@ The picture is a torus: what leaves on one side comes back on the other. A promp
 
     a COLOUR SHAPE MOTION [and a COLOUR SHAPE MOTION] [on a COLOUR background]
 
-with MOTION `moving right|left|up|down [slowly|fast]` or `still`. It describes one block of a video (9 frames, then 12);
-a new prompt may change the motions, never the shapes. The second shape passes in front of the first.
+with MOTION `moving right|left|up|down [slowly|fast]` or `still`. It describes one block of a video (9 frames, then
+12); a new prompt may change the motions, never the shapes. The second shape passes in front of the first.
 """
 
 import re
@@ -35,8 +35,7 @@ SPEEDS = {"slowly": 0.5, "": 1.0, "fast": 1.5}  # pixels a frame
 DEFAULT_BACKGROUND = "black"
 
 # Sizes in pixels, for shapes of about equal weight.
-_RADIUS, _HALF_SIDE, _INRADIUS = 10.0, 8.7, 6.2
-_UP_NORMALS = np.array([(0.0, 1.0), (-np.sqrt(3) / 2, -0.5), (np.sqrt(3) / 2, -0.5)])  # sides of a triangle, tip up
+_RADIUS, _HALF_SIDE, _INRADIUS = 10.0, 8.7, 6.2  # circle, square, triangle (tip up)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,9 @@ class Scene:
         return replace(self, things=tuple(replace(t, motion=m) for t, m in zip(self.things, motions, strict=True)))
 
 
-_THING = rf"a ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) (?:(still)|moving ({'|'.join(DIRECTIONS)})(?: (slowly|fast))?)"
+_THING = (
+    rf"a ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) (?:(still)|moving ({'|'.join(DIRECTIONS)})(?: (slowly|fast))?)"
+)
 _PROMPT = re.compile(rf"{_THING}(?: and {_THING})?(?: on a ({'|'.join(COLOURS)}) background)?")
 
 
@@ -130,9 +131,7 @@ def sample_scene(rng: np.random.Generator, things: int = 1) -> Scene:
     )
 
 
-def trajectory(
-    start: Float[np.ndarray, "N 2"], velocities: Float[np.ndarray, "T N 2"]
-) -> Float[np.ndarray, "T N 2"]:
+def trajectory(start: Float[np.ndarray, "N 2"], velocities: Float[np.ndarray, "T N 2"]) -> Float[np.ndarray, "T N 2"]:
     """Centres of N things in T frames, in pixels on the torus.
 
     Args:
@@ -144,20 +143,29 @@ def trajectory(
     return (start + np.cumsum(moves, axis=0)) % SIZE
 
 
-def _distance(shape: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Signed distance in pixels from the outline of a shape at the origin, negative inside."""
+def distance(shape: str, centres: Float[np.ndarray, "T 2"], cell: int = 1) -> Float[np.ndarray, "T 64/cell 64/cell"]:
+    """Signed distance of every pixel from the outline of a shape on the torus, in pixels, negative inside.
+
+    It is the distance from the nearest side's line: beyond the corners of squares and triangles it is smaller than
+    the Euclidean one.
+
+    Args:
+        centres: pixels, x and y.
+        cell: measure at the middles of blocks of cell x cell pixels instead.
+    """
+    middles = np.arange(cell / 2, SIZE, cell)
+    offsets = ((middles - centres[..., None] + SIZE / 2) % SIZE - SIZE / 2).astype(np.float32)  # [T, xy, pixel]
+    x, y = offsets[:, 0, None, :], offsets[:, 1, :, None]
     if shape == "circle":
-        return np.hypot(x, y) - _RADIUS
+        return np.sqrt(x * x + y * y) - np.float32(_RADIUS)
     if shape == "square":
-        return np.maximum(np.abs(x), np.abs(y)) - _HALF_SIDE
-    return np.max([nx * x + ny * y for nx, ny in _UP_NORMALS], axis=0) - _INRADIUS
+        return np.maximum(np.abs(x), np.abs(y)) - np.float32(_HALF_SIDE)
+    return np.maximum(y, np.float32(np.sqrt(3) / 2) * np.abs(x) - y / 2) - np.float32(_INRADIUS)
 
 
 def coverage(shape: str, centres: Float[np.ndarray, "T 2"]) -> Float[np.ndarray, "T 64 64"]:
     """How much of each pixel a shape covers, 0 .. 1, with edges one pixel soft."""
-    offsets = (np.arange(SIZE) + 0.5 - centres[..., None] + SIZE / 2) % SIZE - SIZE / 2  # [T, xy, SIZE]
-    offsets = offsets.astype(np.float32)
-    return np.clip(0.5 - _distance(shape, offsets[:, 0, None, :], offsets[:, 1, :, None]), 0, 1)
+    return np.clip(0.5 - distance(shape, centres), 0, 1)
 
 
 def render(scene: Scene, centres: Float[np.ndarray, "T N 2"]) -> UInt8[np.ndarray, "T 64 64 3"]:
@@ -167,8 +175,10 @@ def render(scene: Scene, centres: Float[np.ndarray, "T N 2"]) -> UInt8[np.ndarra
         scene: the colours and shapes; its motions are not used.
         centres: pixels, x and y, of every thing in every frame.
     """
-    frames = np.broadcast_to(np.float32(COLOURS[scene.background]), (len(centres), SIZE, SIZE, 3))
+    planes = np.empty((3, len(centres), SIZE, SIZE), np.float32)
+    planes[:] = np.reshape(COLOURS[scene.background], (3, 1, 1, 1))
     for i, thing in enumerate(scene.things):
-        alpha = coverage(thing.shape, centres[:, i])[..., None]
-        frames = frames + alpha * (np.float32(COLOURS[thing.colour]) - frames)
-    return np.round(frames).astype(np.uint8)
+        alpha = coverage(thing.shape, centres[:, i])
+        for plane, value in zip(planes, COLOURS[thing.colour], strict=True):
+            plane += alpha * (value - plane)
+    return np.stack([np.rint(plane).astype(np.uint8) for plane in planes], axis=-1)
