@@ -131,8 +131,10 @@ def sample_scene(rng: np.random.Generator, things: int = 1) -> Scene:
     )
 
 
-def trajectory(start: Float[np.ndarray, "N 2"], velocities: Float[np.ndarray, "T N 2"]) -> Float[np.ndarray, "T N 2"]:
-    """Centres of N things in T frames, in pixels on the torus.
+def trajectory(
+    start: Float[np.ndarray, "N 2"], velocities: Float[np.ndarray, "T N 2"], size: int = SIZE
+) -> Float[np.ndarray, "T N 2"]:
+    """Centres of N things in T frames, in pixels on a torus of `size`.
 
     Args:
         start: centres in the first frame, x and y.
@@ -140,11 +142,13 @@ def trajectory(start: Float[np.ndarray, "N 2"], velocities: Float[np.ndarray, "T
     """
     moves = np.asarray(velocities, np.float64).copy()
     moves[0] = 0
-    return (start + np.cumsum(moves, axis=0)) % SIZE
+    return (start + np.cumsum(moves, axis=0)) % size
 
 
-def distance(shape: str, centres: Float[np.ndarray, "T 2"], cell: int = 1) -> Float[np.ndarray, "T 64/cell 64/cell"]:
-    """Signed distance of every pixel from the outline of a shape on the torus, in pixels, negative inside.
+def distance(
+    shape: str, centres: Float[np.ndarray, "T 2"], cell: int = 1, size: int = SIZE
+) -> Float[np.ndarray, "T size/cell size/cell"]:
+    """Signed distance of every pixel from the outline of a shape on a torus of `size`, in pixels, negative inside.
 
     It is the distance from the nearest side's line: beyond the corners of squares and triangles it is smaller than
     the Euclidean one.
@@ -153,8 +157,8 @@ def distance(shape: str, centres: Float[np.ndarray, "T 2"], cell: int = 1) -> Fl
         centres: pixels, x and y.
         cell: measure at the middles of blocks of cell x cell pixels instead.
     """
-    middles = np.arange(cell / 2, SIZE, cell)
-    offsets = ((middles - centres[..., None] + SIZE / 2) % SIZE - SIZE / 2).astype(np.float32)  # [T, xy, pixel]
+    middles = np.arange(cell / 2, size, cell)
+    offsets = ((middles - centres[..., None] + size / 2) % size - size / 2).astype(np.float32)  # [T, xy, pixel]
     x, y = offsets[:, 0, None, :], offsets[:, 1, :, None]
     if shape == "circle":
         return np.sqrt(x * x + y * y) - np.float32(_RADIUS)
@@ -163,22 +167,40 @@ def distance(shape: str, centres: Float[np.ndarray, "T 2"], cell: int = 1) -> Fl
     return np.maximum(y, np.float32(np.sqrt(3) / 2) * np.abs(x) - y / 2) - np.float32(_INRADIUS)
 
 
-def coverage(shape: str, centres: Float[np.ndarray, "T 2"]) -> Float[np.ndarray, "T 64 64"]:
+def coverage(
+    shape: str, centres: Float[np.ndarray, "T 2"], size: int = SIZE
+) -> Float[np.ndarray, "T {size} {size}"]:
     """How much of each pixel a shape covers, 0 .. 1, with edges one pixel soft."""
-    return np.clip(0.5 - distance(shape, centres), 0, 1)
+    return np.clip(0.5 - distance(shape, centres, size=size), 0, 1)
 
 
-def render(scene: Scene, centres: Float[np.ndarray, "T N 2"]) -> UInt8[np.ndarray, "T 64 64 3"]:
+def render(scene: Scene, centres: Float[np.ndarray, "T N 2"], size: int = SIZE) -> UInt8[np.ndarray, "T S S 3"]:
     """The exact video of a scene whose things stand at `centres`.
 
     Args:
         scene: the colours and shapes; its motions are not used.
         centres: pixels, x and y, of every thing in every frame.
+        size: of the frames, in pixels.
     """
-    planes = np.empty((3, len(centres), SIZE, SIZE), np.float32)
+    planes = np.empty((3, len(centres), size, size), np.float32)
     planes[:] = np.reshape(COLOURS[scene.background], (3, 1, 1, 1))
     for i, thing in enumerate(scene.things):
-        alpha = coverage(thing.shape, centres[:, i])
+        alpha = coverage(thing.shape, centres[:, i], size)
         for plane, value in zip(planes, COLOURS[thing.colour], strict=True):
             plane += alpha * (value - plane)
     return np.stack([np.rint(plane).astype(np.uint8) for plane in planes], axis=-1)
+
+
+def random_streams(seed: int, batch: int, size: int, frames: int) -> UInt8[np.ndarray, "B T S S 3"]:
+    """Videos of random scenes for training a VAE: half of one thing, half of two, now and then in another motion."""
+    rng = np.random.default_rng([seed, batch, size, frames])
+    return np.stack([_random_stream(rng, size, frames) for _ in range(batch)])
+
+
+def _random_stream(rng: np.random.Generator, size: int, frames: int) -> UInt8[np.ndarray, "T S S 3"]:
+    scene = sample_scene(rng, things=int(rng.integers(1, 3)))
+    n = len(scene.things)
+    changes = np.cumsum(rng.random(frames) < 1 / 40)
+    motions = rng.integers(len(MOTIONS), size=(changes[-1] + 1, n))
+    velocities = np.array([motion.velocity for motion in MOTIONS])[motions[changes]]
+    return render(scene, trajectory(rng.uniform(0, size, (n, 2)), velocities, size), size)

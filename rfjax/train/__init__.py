@@ -1,0 +1,1 @@
+"""Training: the causal VAE, then the DiT with its text encoder on rolling windows, then on its own roll-outs."""
