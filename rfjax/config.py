@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from rfjax.errors import InputError
 
@@ -36,10 +36,7 @@ class _Section:
         for f in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             value, signed = getattr(self, f.name), f.name in _SIGNED
             if not _is(value, f.type, signed):
-                kind = str(f.type) if get_origin(f.type) else getattr(f.type, "__name__", f.type)
-                raise InputError(
-                    f"model config: {f.name} is {value!r}; {kind}{'' if signed else ' above 0'} is needed"
-                )
+                raise InputError(f"model config: {f.name} is {value!r}; {_wanted(f.type, signed)} is needed")
         for fault, found in self._faults().items():
             if found:
                 raise InputError(f"model config: {fault}")
@@ -48,7 +45,16 @@ class _Section:
         return {}
 
 
+def _wanted(kind: Any, signed: bool) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    name = str(kind) if get_origin(kind) else getattr(kind, "__name__", kind)
+    return f"{name}{'' if signed else ' above 0'}"
+
+
 def _is(value: Any, kind: Any, signed: bool) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
     if get_origin(kind) is tuple:
         *kinds, last = get_args(kind)
         kinds = kinds * len(value) if last is ... and isinstance(value, tuple) else [*kinds, last]
@@ -159,6 +165,7 @@ class RollingConfig(_Section):
     denoising_steps: tuple[int, ...] = (1000, 800, 600, 400, 200)  # before the shift; one window block each
     timestep_shift: float = 5.0
     num_train_timesteps: int = 1000
+    prediction: Literal["flow", "clean"] = "flow"  # what the DiT gives: noise - x0, or x0 itself
 
     def _faults(self) -> Mapping[str, bool]:
         steps = self.denoising_steps

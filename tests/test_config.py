@@ -44,6 +44,8 @@ def test_json_round_trip(config):
         ("rolling", "denoising_steps", [5000, 1000]),
         ("rolling", "max_attention_blocks", 5),
         ("rolling", "timestep_shift", 0),
+        ("rolling", "prediction", "noise"),
+        ("rolling", "prediction", 1),
     ],
 )
 def test_a_bad_value_is_named(section, field, value):
@@ -52,6 +54,15 @@ def test_a_bad_value_is_named(section, field, value):
     with pytest.raises(InputError, match=field) as caught:
         ModelConfig.from_json(data)
     assert "\n" not in str(caught.value)
+
+
+def test_a_choice_is_told_in_full_and_may_be_absent_from_older_checkpoints():
+    data = PRESETS["tiny"].to_json()
+    del data["rolling"]["prediction"]
+    assert ModelConfig.from_json(data).rolling.prediction == "flow"
+    data["rolling"]["prediction"] = ["flow"]
+    with pytest.raises(InputError, match="'flow' or 'clean' is needed$"):
+        ModelConfig.from_json(data)
 
 
 @pytest.mark.parametrize("value", [5, None, [], "x", {}])

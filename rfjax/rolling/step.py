@@ -87,7 +87,7 @@ def rolling_step(
     grid = latents.shape[3] // patch_h, latents.shape[4] // patch_w
     spatial = spatial_table(*grid, config.dit.head_dim, config.dit.rope_theta)
     cos, sin = (token_table(t, s) for t, s in zip(plan.temporal_rotary, spatial, strict=True))
-    flow, (k_cache, v_cache) = dit(
+    output, (k_cache, v_cache) = dit(
         latents,
         jnp.asarray(timestep_features(timesteps, config.dit.freq_dim)),
         (cos, sin),
@@ -95,8 +95,9 @@ def rolling_step(
         attend=_WindowAttention(rolling, plan, block_tokens=rolling.block_frames * grid[0] * grid[1]),
         carry=(state.k_cache, state.v_cache),
     )
-    flow = rearrange(flow, "b (w f) c h x -> b w f c h x", f=rolling.block_frames)
-    return RollingState(window - sigmas * flow[:, 1:], k_cache, v_cache)
+    output = rearrange(output, "b (w f) c h x -> b w f c h x", f=rolling.block_frames)[:, 1:]
+    x0 = output if rolling.prediction == "clean" else window - sigmas * output
+    return RollingState(x0, k_cache, v_cache)
 
 
 class _WindowAttention(NamedTuple):

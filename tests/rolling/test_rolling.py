@@ -1,5 +1,6 @@
 """The static step against the release's recorded windows, and against the plain two-call form."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ from flax import nnx
 from oracle import Oracle, roll
 
 from rfjax.config import preset
+from rfjax.dit.model import DiT
 from rfjax.errors import InputError
 from rfjax.rolling.noise import counter_noise
 from rfjax.rolling.plan import Roll, cache_slot, plan_step
@@ -132,6 +134,35 @@ def test_a_step_writes_only_its_slot(runner, context):
         by_layer = np.asarray(pool).reshape(CONFIG.dit.num_layers, CONFIG.rolling.cache_slots, -1)
         written = (by_layer != 3.0).any(axis=-1)
         assert (written == (np.arange(8) == cache_slot(10, CONFIG.rolling))).all()
+
+
+class CleanDiT(DiT):
+    """A DiT that states its clean estimates where the one inside gives the flow to them."""
+
+    def __init__(self, flow_dit):
+        self.flow_dit = flow_dit
+
+    def __call__(self, latents, *args, **kwargs):
+        flow, carry = self.flow_dit(latents, *args, **kwargs)
+        sigmas = np.append(0, noise_levels(CONFIG.rolling).sigmas[::-1]).astype(np.float32)
+        return latents - np.repeat(sigmas, 3)[:, None, None, None] * flow, carry
+
+
+def test_a_network_that_gives_the_clean_estimate_makes_the_state_that_one_of_flow_makes(runner, tiny_dit, context):
+    clean_config = replace(CONFIG, rolling=replace(CONFIG.rolling, prediction="clean"))
+    draws = counter_noise(4, (1, WINDOW, 3, 16, 8, 12))
+    plan = plan_step(12, Roll(0, None), CONFIG.rolling, CONFIG.dit.head_dim, CONFIG.dit.rope_theta)
+    state = init_state(CONFIG, 1, 8, 12, jnp.float32)._replace(x0=draws(0, 0))
+
+    @partial(jax.jit, static_argnums=(0, 1))
+    def step(config, wrap, *args):
+        return rolling_step(config, wrap(nnx.merge(*tiny_dit)), *args)
+
+    args = state, runner.text_kv(jnp.asarray(context)), plan, draws(1, 0)
+    flow, clean = step(CONFIG, lambda dit: dit, *args), step(clean_config, CleanDiT, *args)
+    assert np.abs(np.asarray(flow.x0) - draws(1, 0)).max() > 0.1
+    for ours, theirs in zip(clean, flow, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
 def test_plans_of_far_steps_are_those_of_near_ones():
