@@ -8,6 +8,7 @@ block's keys depend on its own stream alone.
 Nothing here depends on the step number: what varies comes in as the arrays of a `StepPlan`, and the noise.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from jaxtyping import Array, Float
 
 import nki_ops
 from rfjax.config import ModelConfig, RollingConfig
-from rfjax.dit.model import DiT, TextKV, timestep_features
+from rfjax.dit.model import Attend, DiT, TextKV, timestep_features
 from rfjax.dit.rope import spatial_table, token_table
 from rfjax.rolling.plan import StepPlan
 from rfjax.rolling.schedule import noise_levels
@@ -59,6 +60,7 @@ def rolling_step(
     text_kv: TextKV,
     plan: StepPlan,
     noise: Float[Array, "B W f C h w"],
+    attention: Callable[..., Attend] | None = None,
 ) -> RollingState:
     """Moves the window on by one block and denoises it (Rolling Forcing, algorithm of the inference section).
 
@@ -69,6 +71,7 @@ def rolling_step(
         text_kv: the prompt's cross-attention keys and values.
         plan: from `plan_step`.
         noise: for every place of the window, the draw that takes its block to the place's noise level.
+        attention: makes the self-attention from (rolling config, plan, block_tokens); None is `WindowAttention`.
 
     Returns:
         The new state. Its `x0` holds the estimates of this step's window.
@@ -92,7 +95,7 @@ def rolling_step(
         jnp.asarray(timestep_features(timesteps, config.dit.freq_dim)),
         (cos, sin),
         text_kv,
-        attend=_WindowAttention(rolling, plan, block_tokens=rolling.block_frames * grid[0] * grid[1]),
+        attend=(attention or WindowAttention)(rolling, plan, block_tokens=rolling.block_frames * grid[0] * grid[1]),
         carry=(state.k_cache, state.v_cache),
     )
     output = rearrange(output, "b (w f) c h x -> b w f c h x", f=rolling.block_frames)[:, 1:]
@@ -100,7 +103,7 @@ def rolling_step(
     return RollingState(x0, k_cache, v_cache)
 
 
-class _WindowAttention(NamedTuple):
+class WindowAttention(NamedTuple):
     """Self-attention of the clean block and the window over the cache, for one step."""
 
     config: RollingConfig
@@ -114,7 +117,7 @@ class _WindowAttention(NamedTuple):
         first_slot = layer * slots
         k_blocks, v_blocks = (rearrange(x, "b (w t) n d -> w b n t d", t=self.block_tokens) for x in (k, v))
         cache = nki_ops.update_cache(carry, (k_blocks[0], v_blocks[0]), first_slot + plan.write_slot)
-        pools = [cache, self._sink(cache, first_slot), (k_blocks[1:], v_blocks[1:])]
+        pools = [cache, self.sink(cache, first_slot), (k_blocks[1:], v_blocks[1:])]
 
         # The plan numbers the blocks of one layer; the pool holds those of all layers.
         table = plan.window_keys.blocks
@@ -125,7 +128,7 @@ class _WindowAttention(NamedTuple):
         window = nki_ops.attention(q[:, self.block_tokens :], pools, in_pool, plan.window_keys.n_valid)
         return jnp.concatenate([clean, window], axis=1), cache
 
-    def _sink(self, cache: tuple[Array, Array], slot: Array) -> tuple[Array, Array]:
+    def sink(self, cache: tuple[Array, Array], slot: Array) -> tuple[Array, Array]:
         """The sink as the window sees it: right before the working blocks. Only time turns; rotations add up."""
         k, v = (jax.lax.dynamic_index_in_dim(pool, slot, 0) for pool in cache)
         cos, sin = self.plan.sink_rotary

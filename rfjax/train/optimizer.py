@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
-# What is no matrix to the network although its array has two axes or more: tables, scales and shifts.
-_NO_MATRIX = ("scale", "bias", "norm", "modulation", "embedding.embedding", "relative")
+# What Adam takes although its array has two axes or more: tables, scales and shifts, and both ends of the DiT.
+_NO_MATRIX = ("scale", "bias", "norm", "modulation", "embedding.embedding", "patch_embedding", "dit.head")
 
 
 def _dimensions(path: tuple, leaf: Any) -> MuonDimensionNumbers | None:

@@ -11,14 +11,16 @@ with MOTION `moving right|left|up|down [slowly|fast]` or `still`. It describes o
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 
 from rfjax.errors import InputError
 
 SIZE = 64  # pixels, both sides
 FPS = 16
+CELL = 8  # pixels a latent stands for, both sides
 COLOURS = {
     "red": (255, 0, 0),
     "green": (0, 255, 0),
@@ -33,6 +35,8 @@ SHAPES = ("circle", "square", "triangle")
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}  # x, y; y grows downwards
 SPEEDS = {"slowly": 0.5, "": 1.0, "fast": 1.5}  # pixels a frame
 DEFAULT_BACKGROUND = "black"
+
+_FIRST_FRAMES, _BLOCK_FRAMES = 9, 12  # pixel frames of the first block and of every other
 
 # Sizes in pixels, for shapes of about equal weight.
 _RADIUS, _HALF_SIDE, _INRADIUS = 10.0, 8.7, 6.2  # circle, square, triangle (tip up)
@@ -204,3 +208,29 @@ def _random_stream(rng: np.random.Generator, size: int, frames: int) -> UInt8[np
     motions = rng.integers(len(MOTIONS), size=(changes[-1] + 1, n))
     velocities = np.array([motion.velocity for motion in MOTIONS])[motions[changes]]
     return render(scene, trajectory(rng.uniform(0, size, (n, 2)), velocities, size), size)
+
+
+def block_of_frame(frames: int) -> Int[np.ndarray, " T"]:
+    """The block that each frame of a video belongs to: 9 frames, then 12 a block."""
+    return np.maximum(np.arange(frames) - _FIRST_FRAMES, -1) // _BLOCK_FRAMES + 1
+
+
+def random_clip(rng: np.random.Generator, blocks: int) -> Clip:
+    """A video to train the diffusion model on: whole blocks of one or two things, half of them with a new motion.
+
+    Every thing starts in the middle of a latent cell, so that the noise can say where (see `rfjax.train.start`).
+    """
+    scene = sample_scene(rng, things=1 if rng.random() < 0.65 else 2)
+    n = len(scene.things)
+    cells = rng.integers(SIZE // CELL, size=(n, 2))  # row, column
+    scenes = [scene] * blocks
+    border = int(rng.integers(2, 2 * blocks - 4))
+    for block in range(border, blocks):
+        if block == border:
+            scene = scene.with_motions([MOTIONS[i] for i in rng.integers(len(MOTIONS), size=n)])
+        scenes[block] = scene
+    frames = _FIRST_FRAMES + _BLOCK_FRAMES * (blocks - 1)
+    velocities = np.array([[thing.motion.velocity for thing in s.things] for s in scenes])[block_of_frame(frames)]
+    centres = trajectory((cells[:, ::-1] + 0.5) * CELL, velocities)
+    named = rng.random() < (0.3 if scene.background == DEFAULT_BACKGROUND else 1)
+    return Clip(render(scene, centres), [s.prompt(name_background=named) for s in scenes], cells)

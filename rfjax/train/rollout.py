@@ -1,0 +1,260 @@
+"""Training the DiT and its text encoder in the rolling setting, by the engine's own step.
+
+A batch of videos runs through the very process of inference: ramp-up, steady state and ramp-down, the cache filled by
+clean passes, the window re-noised with fresh noise. Each step is an update: the loss compares the window's clean
+estimates with the video. What goes on to the next step is either the video itself (teacher) or what the network said
+(its own roll-out); the share of the latter grows during training. Gradients do not reach back into earlier steps.
+
+What the network is to do in each place of the window follows from what it can know:
+  - blocks in front of place `PROMPT_PLACE` carry enough signal to be read off their own noisy latents;
+  - from there on, signal is too weak, and a block continues the one before it as the prompt says. A new prompt
+    therefore acts on the block that stands at `PROMPT_PLACE` when it comes;
+  - the first block of a video, which continues nothing, starts where its noise says (`rfjax.train.start`). Its
+    estimates of the first steps are forgotten: whatever they showed is moved to a random place before it is re-noised.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from rfjax.config import ModelConfig, RollingConfig
+from rfjax.dit.model import DiT
+from rfjax.rolling.plan import Roll, StepPlan, plan_step
+from rfjax.rolling.schedule import noise_levels
+from rfjax.rolling.step import RollingState, WindowAttention, init_state, rolling_step
+from rfjax.text.model import UMT5Encoder
+from rfjax.train.latents import LatentSet
+from rfjax.train.loop import Metrics, Stage
+from rfjax.train.optimizer import averaged, optimizer
+from rfjax.train.start import noise_for_start
+
+PROMPT_PLACE = 2  # of 0 .. 4, front to back
+
+
+@dataclass(frozen=True)
+class RolloutRecipe:
+    """How the DiT is trained.
+
+    Attributes:
+        steps: updates.
+        batch: videos of a lane.
+        lanes: batches that take turns, each at another step of its videos.
+        own: share of videos that run on the network's own estimates, at the start and at the end of the ramp.
+        own_steps: the updates between which the share goes from one to the other.
+    """
+
+    steps: int
+    batch: int = 8
+    lanes: int = 4
+    learning_rate: float = 0.02
+    adam_learning_rate: float = 0.002
+    average: float = 0.998
+    own: tuple[float, float] = (0.0, 0.9)
+    own_steps: tuple[int, int] = (0, 1)
+
+
+class Lane(NamedTuple):
+    """A batch of videos on their way."""
+
+    rolling: RollingState
+    own: Float[Array, " B"]  # 1: runs on its own estimates
+
+
+class RolloutState(NamedTuple):
+    """Everything the next step depends on."""
+
+    params: Any  # {"dit": ..., "text": ...}
+    average: Any
+    optimizer: Any
+    lanes: tuple[Lane, ...]
+
+
+class Batch(NamedTuple):
+    """What a step needs of its videos."""
+
+    target: Float[np.ndarray, "B W f C h w"]
+    weight: Float[np.ndarray, "B W"]
+    tokens: Int[np.ndarray, "B S"]
+    lengths: Int[np.ndarray, " B"]
+    start: Int[np.ndarray, "B N 2"]
+
+
+class DenseAttention(WindowAttention):
+    """`WindowAttention` as one batched product over all heads, which differentiates faster; the cache is constant."""
+
+    def __call__(self, q: Array, k: Array, v: Array, layer: Array, carry: tuple[Array, Array]) -> tuple[Array, Any]:
+        slots = self.config.cache_slots
+        k_blocks, v_blocks = (rearrange(x, "b (w t) n d -> w b n t d", t=self.block_tokens) for x in (k, v))
+        pool, after = [], []
+        for cache, blocks in zip(carry, (k_blocks, v_blocks), strict=True):
+            past = jax.lax.dynamic_slice_in_dim(cache, layer * slots, slots)
+            now = jax.lax.dynamic_update_index_in_dim(past, blocks[0], self.plan.write_slot, 0)
+            pool.append(now)
+            constant = jax.lax.stop_gradient(blocks[0])
+            after.append(jax.lax.dynamic_update_index_in_dim(cache, constant, layer * slots + self.plan.write_slot, 0))
+        sink = self.sink((pool[0], pool[1]), jnp.int32(0))
+        pool = [jnp.concatenate(x) for x in zip(pool, sink, (k_blocks[1:], v_blocks[1:]), strict=True)]
+        clean = _attend(q[:, : self.block_tokens], pool, self.plan.clean_keys)
+        window = _attend(q[:, self.block_tokens :], pool, self.plan.window_keys)
+        return jnp.concatenate([clean, window], axis=1), tuple(after)
+
+
+def _attend(q: Array, pool: list[Array], keys: Any) -> Array:
+    """Softmax attention over the blocks of a pool that a key table names; blocks picked by a product, not a gather."""
+    places = keys.blocks.shape[0]
+    pick = jax.nn.one_hot(keys.blocks, pool[0].shape[0])
+    k, v = (jnp.tensordot(pick, x, 1) for x in pool)
+    scores = jnp.einsum("btnd,pbnsd->bntps", q * q.shape[-1] ** -0.5, k)
+    bias = jnp.where(jnp.arange(places) < keys.n_valid, 0.0, -1e9)
+    flat = (scores + bias[:, None]).reshape(*scores.shape[:3], -1)
+    weights = jax.nn.softmax(flat).reshape(scores.shape)
+    return jnp.einsum("bntps,pbnsd->btnd", weights, v)
+
+
+class Clock(NamedTuple):
+    """Where an update stands: whose turn it is, and at which step of which videos."""
+
+    lane: int
+    episode: int
+    step: int
+
+
+def clock(number: int, lanes: int, length: int) -> Clock:
+    """Lanes take turns and run out of step with one another; the first episode of each is cut short for that."""
+    turn, lane = divmod(number, lanes)
+    offset = lane * length // lanes
+    episode, step = divmod(turn + offset, length)
+    return Clock(lane, episode, step - offset if episode == 0 else step)
+
+
+def rollout_stage(
+    config: ModelConfig,
+    recipe: RolloutRecipe,
+    data: LatentSet,
+    tokens: tuple[Int[np.ndarray, "P S"], Int[np.ndarray, " P"]],
+    params: dict[str, Any],
+    show: Callable[[Any, int, Path], Metrics],
+    seed: int = 0,
+) -> Stage:
+    """The stage that trains a DiT and its text encoder.
+
+    Args:
+        config: of the model.
+        recipe: how.
+        data: encoded videos.
+        tokens: ids and lengths of each of the data's prompts.
+        params: to start from, "dit" and "text".
+        show: (averaged params, step number, folder) -> metrics.
+        seed: of all randomness.
+    """
+    rolling, shape = config.rolling, data.latents.shape
+    blocks, window = shape[1] // rolling.block_frames, rolling.window_blocks
+    videos = rearrange(data.latents, "s (b f) c h w -> s b f c h w", f=rolling.block_frames)
+    length = blocks + window - 1  # steps of one video, ramp-down included
+    roll = Roll(0, blocks - 1)
+    tx = optimizer(recipe.learning_rate, recipe.adam_learning_rate, recipe.steps)
+    graphs = {"dit": nnx.graphdef(DiT(config.dit, rngs=nnx.Rngs(0))),
+              "text": nnx.graphdef(UMT5Encoder(config.text, rngs=nnx.Rngs(0)))}  # fmt: skip
+    sigmas = jnp.asarray(noise_levels(rolling).sigmas[::-1].copy())
+
+    def batch_of(at: Clock) -> Batch:
+        rng = np.random.default_rng([seed, at.lane, at.episode])
+        chosen = rng.integers(len(data), size=recipe.batch)
+        index = at.step - window + 1 + np.arange(window)  # block at each place
+        inside = (index >= 0) & (index < blocks)
+        index = np.clip(index, 0, blocks - 1)
+        shown = int(np.clip(min(at.step, blocks - 1) - (window - 1 - PROMPT_PLACE), 0, blocks - 1))
+        ids = data.prompt_ids[chosen]
+        # A change that the prompt does not tell yet cannot be foreseen.
+        told = (index <= shown) | (ids[:, index] == ids[:, shown, None])
+        return Batch(
+            target=videos[chosen[:, None], index].astype(np.float32),
+            weight=(inside & told).astype(np.float32),
+            tokens=tokens[0][ids[:, shown]],
+            lengths=tokens[1][ids[:, shown]],
+            start=data.start[chosen],
+        )
+
+    def loss(params: Any, state: RollingState, batch: Batch, plan: StepPlan, noise: Array) -> tuple[Array, Any]:
+        text = nnx.merge(graphs["text"], params["text"])
+        dit = nnx.merge(graphs["dit"], params["dit"])
+        text_kv = dit.text_keys_values(text(batch.tokens, batch.lengths))
+        state = rolling_step(config, dit, state, text_kv, plan, noise, attention=DenseAttention)
+        error = jnp.mean(jnp.square(state.x0 - batch.target), axis=(2, 3, 4, 5))
+        by_place = jnp.sum(error * batch.weight, axis=0)
+        return jnp.sum(by_place) / (recipe.batch * window), (state, by_place, jnp.sum(batch.weight, axis=0))
+
+    @partial(jax.jit, donate_argnums=(0,))
+    def update(
+        state: RolloutState, batch: Batch, plan: StepPlan, step: Array, own_share: Array, number: Array, lane: Lane
+    ) -> tuple[RolloutState, Lane, dict[str, Array]]:
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), 4)
+        own = jnp.where(step == 0, jax.random.bernoulli(keys[0], own_share, lane.own.shape), lane.own)
+        x0 = jnp.where(step == 0, 0, lane.rolling.x0)
+        x0 = jnp.where((step == 1) | (step == 2), _scattered(keys[1], x0), x0)
+        noise = jax.random.normal(keys[2], x0.shape)
+        noise = jnp.where(step <= window - 1 - PROMPT_PLACE, _started(keys[3], x0, noise, batch.start, step, sigmas), noise)
+        rolled = jax.tree.map(jax.lax.stop_gradient, lane.rolling._replace(x0=x0))
+        (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params, rolled, batch, plan, noise)
+        after, by_place, weight = aux
+        updates, opt = tx.update(grads, state.optimizer, state.params)
+        params = jax.tree.map(jnp.add, state.params, updates)
+        kept = jnp.where(own[:, None, None, None, None, None] > 0, after.x0, batch.target)
+        new = state._replace(params=params, optimizer=opt, average=averaged(state.average, params, number, recipe.average))
+        return new, Lane(after._replace(x0=kept), own), {"error": by_place, "weight": weight}
+
+    def init(number: int) -> RolloutState:
+        state = init_state(config, recipe.batch, *shape[-2:], dtype=jnp.float32)
+        lane = Lane(jax.tree.map(jnp.asarray, state), jnp.zeros(recipe.batch))
+        lanes = tuple(jax.tree.map(jnp.copy, lane) for _ in range(recipe.lanes))
+        return RolloutState(params, jax.tree.map(jnp.copy, params), tx.init(params), lanes)
+
+    def step(state: RolloutState, number: int) -> tuple[RolloutState, Metrics]:
+        at = clock(number, recipe.lanes, length)
+        plan = plan_step(at.step, roll, rolling, config.dit.head_dim, config.dit.rope_theta)
+        first, last = recipe.own_steps
+        done = np.clip((number - first) / max(1, last - first), 0, 1)
+        share = recipe.own[0] + (recipe.own[1] - recipe.own[0]) * done
+        lanes, lane = state.lanes, state.lanes[at.lane]
+        new, lane, metrics = update(
+            state._replace(lanes=()), batch_of(at), plan, jnp.int32(at.step), jnp.float32(share), jnp.int32(number), lane
+        )
+        lanes = tuple(lane if i == at.lane else old for i, old in enumerate(lanes))
+        return new._replace(lanes=lanes), _metrics(metrics, at.step, window, blocks)
+
+    return Stage(init, step, lambda state, number, folder: show(state.average, number, folder))
+
+
+def _scattered(key: Array, x0: Float[Array, "B W f C h w"]) -> Float[Array, "B W f C h w"]:
+    """Every video's window moved on the torus by a random number of cells."""
+    def move(key: Array, x: Array) -> Array:
+        return jnp.roll(x, jax.random.randint(key, (2,), 0, jnp.array(x.shape[-2:])), axis=(-2, -1))
+
+    return jax.vmap(move)(jax.random.split(key, x0.shape[0]), x0)
+
+
+def _started(key: Array, x0: Array, noise: Array, start: Array, step: Array, sigmas: Array) -> Array:
+    """The noise of a ramp-up step, with that of the first block saying where things start."""
+    window = x0.shape[1]
+    place = window - 1 - step
+    entering = jnp.concatenate([x0[:, 1:], jnp.zeros_like(x0[:, :1])], axis=1)
+    first = jax.lax.dynamic_index_in_dim(entering, place, 1, keepdims=False)
+    keys = jax.random.split(key, x0.shape[0])
+    said = jax.vmap(noise_for_start, in_axes=(0, 0, None, 0))(keys, first, sigmas[place], start)
+    return jax.lax.dynamic_update_index_in_dim(noise, said, place, 1)
+
+
+def _metrics(numbers: dict[str, Array], step: int, window: int, blocks: int) -> Metrics:
+    """Mean squared error at each place, apart for the ramp-up and for windows with context."""
+    kind = "ramp" if step < window else "roll"
+    error, weight = np.asarray(numbers["error"]), np.asarray(numbers["weight"])
+    return {f"{kind}{i}": float(error[i] / weight[i]) for i in range(window) if weight[i] > 0}
