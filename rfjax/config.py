@@ -48,6 +48,8 @@ class _Section:
 def _wanted(kind: Any, signed: bool) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(repr, get_args(kind)))
+    if kind is str:
+        return "text of one line"
     name = str(kind) if get_origin(kind) else getattr(kind, "__name__", kind)
     return f"{name}{'' if signed else ' above 0'}"
 
@@ -55,6 +57,8 @@ def _wanted(kind: Any, signed: bool) -> str:
 def _is(value: Any, kind: Any, signed: bool) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
+    if kind is str:
+        return isinstance(value, str) and len(value.splitlines()) <= 1
     if get_origin(kind) is tuple:
         *kinds, last = get_args(kind)
         kinds = kinds * len(value) if last is ... and isinstance(value, tuple) else [*kinds, last]
@@ -190,6 +194,16 @@ class RollingConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UseConfig(_Section):
+    """How a model that was trained at one size, on few words, is to be used."""
+
+    height: int  # pixels
+    width: int
+    fps: int = 16  # pixel frames a second
+    prompt_hint: str = ""  # how prompts are written; said where one has words that the model does not know
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Everything that makes up one checkpoint."""
 
@@ -197,6 +211,7 @@ class ModelConfig:
     vae: VAEConfig
     text: TextConfig
     rolling: RollingConfig = field(default_factory=RollingConfig)
+    use: UseConfig | None = None  # None: the release, which takes prompts of every kind and does well at many sizes
 
     def __post_init__(self) -> None:
         dit = self.dit
@@ -210,6 +225,22 @@ class ModelConfig:
                 f"the DiT works on {dit.in_dim} latent channels, the VAE on {self.vae.z_dim}; "
                 "these files are of different models"
             )
+        if any(side % self.spatial_multiple for side in self.default_size):
+            height, width = self.default_size
+            raise InputError(
+                f"model config: use has width {width} and height {height}; they must be multiples of "
+                f"{self.spatial_multiple}"
+            )
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """Height and width in pixels, where none are asked for: those trained at, 480 x 832 for the release."""
+        return (self.use.height, self.use.width) if self.use else (480, 832)
+
+    @property
+    def fps(self) -> int:
+        """Pixel frames a second."""
+        return self.use.fps if self.use else 16
 
     @property
     def spatial_multiple(self) -> int:
@@ -226,19 +257,21 @@ class ModelConfig:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict of dicts that `from_json` reads back."""
-        return dataclasses.asdict(self)
+        sections = dataclasses.asdict(self)
+        return {name: fields for name, fields in sections.items() if fields is not None}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "ModelConfig":
         """Reads what `to_json` wrote.
 
         Raises:
-            InputError: a section or a field is unknown, missing or of the wrong type.
+            InputError: a section or a field is unknown, missing (only "use" may be) or of the wrong type.
         """
         sections = {"dit": DiTConfig, "vae": VAEConfig, "text": TextConfig, "rolling": RollingConfig}
-        if set(data) != set(sections):
+        if set(data) - {"use"} != set(sections):
             raise InputError(f"model config has sections {sorted(data)}, expected {sorted(sections)}")
-        return cls(**{name: _read_section(name, kind, data[name]) for name, kind in sections.items()})
+        kinds = sections | {"use": UseConfig}
+        return cls(**{name: _read_section(name, kinds[name], fields) for name, fields in data.items()})
 
 
 def _read_section(name: str, kind: type, data: Mapping[str, Any]) -> Any:

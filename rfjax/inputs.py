@@ -29,6 +29,21 @@ class Length(NamedTuple):
     pixel_frames: int | None
 
 
+def default_size(height: int | None, width: int | None, config: ModelConfig) -> tuple[int, int]:
+    """Height and width in pixels; one that is None is the one that the checkpoint was trained at."""
+    own_height, own_width = config.default_size
+    return own_height if height is None else height, own_width if width is None else width
+
+
+def warn_of_other_size(height: int, width: int, config: ModelConfig) -> None:
+    """Says so where a model that was trained at one size is to run at another."""
+    if config.use is not None and (height, width) != config.default_size:
+        logger.warning(
+            "size %dx%d: this model was trained at %dx%d, at other sizes it may do badly",
+            width, height, config.use.width, config.use.height,
+        )  # fmt: skip
+
+
 def check_size(height: int, width: int, config: ModelConfig) -> tuple[int, int]:
     """Latent height and width of a size in pixels.
 
@@ -165,7 +180,7 @@ def given_frames(
     if video is None:
         return None
     if isinstance(video, str | Path):
-        frames = read_video(video, height, width)
+        frames = read_video(video, height, width, fps=config.fps)
     else:
         frames = fit(_with_axes(video, "video", 4), height, width)
     if len(frames) < one_block:

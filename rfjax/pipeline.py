@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,10 @@ from rfjax.inputs import (
     check_seeds,
     check_size,
     counted,
+    default_size,
     given_frames,
     refuse_guidance,
+    warn_of_other_size,
 )
 from rfjax.rolling.noise import NoiseFn, checked_noise, counter_noise
 from rfjax.rolling.plan import Roll
@@ -35,6 +37,7 @@ from rfjax.text import Tokenizer
 logger = logging.getLogger("rfjax")
 
 DTYPES = ("float32", "bfloat16")
+LISTED_WORDS = 100  # a smaller vocabulary is told in full to who writes other words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +87,11 @@ class RollingForcingPipeline:
         text_dtype: str | None = None,
         vae_encode_dtype: str = "float32",
     ) -> "RollingForcingPipeline":
-        """Loads a checkpoint that `rfjax convert` wrote.
+        """Loads a checkpoint.
 
         Args:
-            path: the checkpoint's directory.
+            path: the directory that `rfjax convert` or `save` wrote; or, if there is none, the name of a checkpoint
+                that comes with rfjax, such as "shapes-tiny".
             dtype: of matmuls, activations and caches, "float32" or "bfloat16". Norms, softmax, modulation and both
                 ends of the DiT are float32 always.
             mesh: devices that hold weights and states, each whole: work is not yet shared among them. None is the
@@ -98,10 +102,11 @@ class RollingForcingPipeline:
         Raises:
             InputError: the checkpoint is missing, broken or of another kind, or a dtype is unknown.
         """
+        from rfjax.weights.bundled import find_checkpoint
         from rfjax.weights.parts import load_parts
         from rfjax.weights.store import check_files
 
-        path = check_path(path, "the checkpoint")
+        path = find_checkpoint(check_path(path, "the checkpoint"))
         text_dtype = dtype if text_dtype is None else text_dtype
         for name in (dtype, text_dtype, vae_encode_dtype):
             if name not in DTYPES:
@@ -140,21 +145,26 @@ class RollingForcingPipeline:
         target, source = check_path(path, "the checkpoint"), {"source": "pipeline"}
         save(target, self.config, self.engine.params, self.tokenizer.directory, source, overwrite=overwrite)
 
-    def warmup(self, height: int = 480, width: int = 832, batch: int = 1) -> None:
+    def warmup(self, height: int | None = None, width: int | None = None, batch: int = 1) -> None:
         """Compiles all that a stream of this size needs, so that the first frame does not wait for it.
+
+        Args:
+            height, width: as in `stream`.
+            batch: number of prompts.
 
         Raises:
             InputError: the size or the batch is not valid.
         """
         batch = check_count("batch", batch, "prompts")
+        height, width = default_size(height, width, self.config)
         self.engine.executables(Shape(batch, *check_size(height, width, self.config)))
 
     def __call__(
         self,
         prompt: str | Sequence[str],
         num_frames: int | None = None,
-        height: int = 480,
-        width: int = 832,
+        height: int | None = None,
+        width: int | None = None,
         seed: int | Sequence[int] | None = None,
         output_type: Literal["np", "pil", "latent"] = "np",
         image: Any = None,
@@ -171,7 +181,7 @@ class RollingForcingPipeline:
         Args:
             prompt: one text, or a list for a batch.
             num_frames: pixel frames of each video; 81 unless `num_latent_frames` is given.
-            height, width: pixels, multiples of 16.
+            height, width: see `stream`.
             seed: of the noise; in a batch item i takes seed + i, so that it equals a run of its own, or item i of
                 a list. None draws one, prints and returns it.
             output_type: "np", "pil" or "latent".
@@ -223,8 +233,8 @@ class RollingForcingPipeline:
         self,
         prompt: str | Sequence[str],
         num_frames: int | None = None,
-        height: int = 480,
-        width: int = 832,
+        height: int | None = None,
+        width: int | None = None,
         seed: int | Sequence[int] | None = None,
         image: Any = None,
         video: Any = None,
@@ -240,7 +250,8 @@ class RollingForcingPipeline:
         Args:
             prompt: one text, or a list for a batch of streams that run in step.
             num_frames: pixel frames; None (and no `num_latent_frames`) is endless.
-            height, width: pixels, multiples of 16.
+            height, width: pixels, multiples of 16; None is the checkpoint's own, which is 480 x 832 unless it says
+                (`config.use`) at which it was trained.
             seed: as in `__call__`.
             image: a clean beginning, path, PIL image or array [H, W, 3] (uint8, or float 0 .. 1). It is held still
                 for the 9 frames of the first block: the cache works in whole blocks, and a block of one clean
@@ -259,11 +270,13 @@ class RollingForcingPipeline:
         """
         refuse_guidance(guidance_scale, negative_prompt)
         prompts = check_prompts(prompt)
+        height, width = default_size(height, width, self.config)
         size = check_size(height, width, self.config)
         length = check_length(num_frames, num_latent_frames, self.config)
         shape = Shape(len(prompts), *size)
         noises, seeds = self._noises(noise, seed, shape)
         frames = given_frames(image, video, height, width, self.config)
+        warn_of_other_size(height, width, self.config)
         roll = self._roll(length, 0 if frames is None else self.config.whole_blocks(len(frames)))
         given = self._given(frames, shape)
         single = isinstance(prompt, str)
@@ -328,11 +341,24 @@ class RollingForcingPipeline:
                     "the prompt is longer than %d tokens: its last %d are ignored (%s...)",
                     text_len, dropped, text[:40],
                 )  # fmt: skip
+        if unknown := dict.fromkeys(word for words in tokens.unknown for word in words):
+            logger.warning("%s", self._answer_to_words(unknown))
         contexts = [
             np.asarray(run.encode_text(self.engine.params["text"], tokens.ids[i : i + 1], tokens.lengths[i : i + 1]))
             for i in range(len(prompts))
         ]
         return run.text_kv(self.engine.params["dit"], np.concatenate(contexts))
+
+    def _answer_to_words(self, unknown: Iterable[str]) -> str:
+        """The line about words of a prompt that the model does not know."""
+        known, use = self.tokenizer.words, self.config.use
+        quoted = ", ".join(f'"{word}"' for word in unknown)
+        parts = [f"the prompt has words this model does not know: {quoted}"]
+        if len(known) < LISTED_WORDS:
+            parts.append(f"it knows: {', '.join(known)}")
+        if use is not None and use.prompt_hint:
+            parts.append(use.prompt_hint)
+        return "; ".join(parts)
 
     def _noises(
         self, noise: NoiseFn | None, seed: int | Sequence[int] | None, shape: Shape

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,7 @@ def _expected(details: dict[str, Any], pipeline: "RollingForcingPipeline") -> St
 def model_identity(pipeline: "RollingForcingPipeline") -> dict[str, Any]:
     """What a stream must find again to go on bit for bit, by name."""
     engine = pipeline.engine
-    sections = json.loads(json.dumps(pipeline.config.to_json()))
+    sections = json.loads(json.dumps(replace(pipeline.config, use=None).to_json()))
     sizes = {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
     return sizes | {
         "dtype": str(engine.dtype),

@@ -85,6 +85,39 @@ def tiny_checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def word_checkpoint(tmp_path_factory) -> Path:
+    """A stand-in for checkpoints/shapes-tiny: its words, size and hint, on few random weights."""
+    from dataclasses import replace
+
+    from rfjax.bench.random_weights import random_pipeline
+    from rfjax.config import TextConfig, UseConfig, VAEConfig, preset
+    from rfjax.weights.store import save
+    from rfjax.worlds.words import PROMPT_HINT, build_tokenizer
+
+    tiny, folder = preset("tiny"), tmp_path_factory.mktemp("words")
+    config = replace(
+        tiny,
+        dit=replace(tiny.dit, dim=48, ffn_dim=64, num_heads=4, num_layers=1, text_dim=16, text_len=16),
+        vae=VAEConfig(dim=4, num_res_blocks=1, dim_mult=(1, 1, 1, 1)),
+        text=TextConfig(vocab_size=32, dim=16, dim_attn=16, dim_ffn=16, num_heads=2, num_layers=1),
+        rolling=replace(tiny.rolling, prediction="clean"),
+        use=UseConfig(height=64, width=64, prompt_hint=PROMPT_HINT),
+    )
+    build_tokenizer(folder / "tokenizer")
+    params = random_pipeline(config, "float32").engine.params
+    save(folder / "shapes-tiny", config, params, folder / "tokenizer", {"source": "random numbers"})
+    return folder / "shapes-tiny"
+
+
+@pytest.fixture(scope="session")
+def word_pipe(word_checkpoint):
+    """A float32 pipeline on the stand-in."""
+    from rfjax import RollingForcingPipeline
+
+    return RollingForcingPipeline.from_pretrained(word_checkpoint, dtype="float32")
+
+
+@pytest.fixture(scope="session")
 def pipe(tiny_checkpoint):
     """A float32 pipeline on the tiny release; its executables are compiled once for the whole session."""
     from rfjax import RollingForcingPipeline

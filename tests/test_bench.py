@@ -133,7 +133,6 @@ def test_random_weights_of_a_preset(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("", "one of --checkpoint DIR, --preset NAME and --case"),
         ("--preset tiny --case release-cpu", "one of --checkpoint"),
         ("--preset huge", "no preset 'huge'; the presets are"),
         ("--preset tiny --size 40x32", "the nearest valid size is"),

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,14 @@ def cli(pipe, tiny_checkpoint, tmp_path, monkeypatch, capfd):
         return code, *capfd.readouterr()
 
     return run
+
+
+@pytest.fixture
+def word_cli(cli, word_pipe, word_checkpoint, monkeypatch):
+    """Runs a command where the checkpoint that comes with rfjax is its stand-in, on that pipeline."""
+    monkeypatch.setattr("rfjax.weights.bundled.bundled_checkpoints", lambda: {"shapes-tiny": word_checkpoint})
+    monkeypatch.setattr("rfjax.pipeline.RollingForcingPipeline.from_pretrained", lambda path, dtype: word_pipe)
+    return lambda *words: cli(*words, model=False)
 
 
 @pytest.fixture
@@ -148,6 +157,41 @@ def test_prompts_that_the_model_cannot_read_whole_are_said(cli):
     assert code == 0 and "an empty prompt" in err
 
 
+def test_the_first_command_needs_only_a_prompt(word_cli):
+    code, _, err = word_cli("generate", "a red circle moving right", "--num-frames", 21, "--seed", 1)
+    assert code == 0, err
+    assert err.startswith("rfjax: 21 frames of 64x64 in a-red-circle-moving-right-1.mp4") and err.count("\n") == 1
+    frames, rate, _ = read_video("a-red-circle-moving-right-1.mp4")
+    assert (frames.shape, rate) == ((21, 64, 64, 3), 16)
+    code, out, _ = word_cli("info")
+    assert code == 0 and "use: height 64, width 64, fps 16, prompt_hint a prompt reads: a COLOUR SHAPE" in out
+
+
+def test_words_and_sizes_that_the_model_does_not_know_are_one_line_each(word_cli):
+    Path("prompts.txt").write_text("a red dragon\na red dragon swimming\na red circle right\n")
+    os.mkdir("out")
+    code, _, err = word_cli(
+        "generate", "--prompts-file", "prompts.txt", "--size", "32x48", "--num-frames", 9, "--seed", 1,
+        "-o", "out", "--quiet",
+    )  # fmt: skip
+    assert code == 0
+    size, dragon, swimming = err.splitlines()
+    assert size == "rfjax: size 32x48: this model was trained at 64x64, at other sizes it may do badly"
+    assert dragon.startswith('rfjax: the prompt has words this model does not know: "dragon"; it knows: a, and, on, ')
+    assert '"dragon", "swimming"; it knows' in swimming
+    assert all("; a prompt reads: a COLOUR SHAPE MOTION [" in line for line in (dragon, swimming))
+
+
+def test_files_play_at_the_rate_the_checkpoint_was_trained_at(word_cli, word_checkpoint, monkeypatch):
+    shutil.copytree(word_checkpoint, "slow")
+    content = json.loads(Path("slow/config.json").read_text())
+    content["model"]["use"]["fps"] = 8
+    Path("slow/config.json").write_text(json.dumps(content))
+    words = ("stream", "a red circle still", "-c", "slow", "--num-frames", 9, "--seed", 1, "-o", "x.mp4")
+    assert word_cli(*words)[0] == 0
+    assert read_video("x.mp4")[1] == 8
+
+
 def test_image_begins_the_video(cli):
     _, _, _ = cli("generate", "a red circle", *SIZE, "--num-frames", 9, "--seed", 1, "-o", "first.mp4")
     code, _, err = cli(
@@ -236,17 +280,17 @@ def test_prompts_files_that_cannot_be_read(cli, content, expected):
     assert code == 2 and expected in err and err.count("\n") == 1
 
 
-def test_commands_without_what_they_need(cli):
+def test_commands_without_what_they_need(cli, word_cli):
     for words, expected in {
         (): "required: COMMAND",
         ("paint",): "'paint'",
         ("generate",): "needs a PROMPT",
-        ("generate", "a"): "no model: pass --checkpoint DIR",
-        ("stream",): "no model: pass",
+        ("generate", "a", "-c", "no/where"): "no/where: no such checkpoint",
+        ("generate", "a", "-c", "nowhere"): "nowhere: no such checkpoint; rfjax comes with shapes-tiny",
+        ("stream",): "stream needs a PROMPT",
         ("convert",): "required: DST",
-        ("info",): "required: PATH",
-        ("info", "nowhere"): "nowhere",
-        ("bench",): "--preset NAME",
+        ("info", "nowhere"): "nowhere: no such checkpoint",
+        ("bench", "--preset", "tiny", "--case", "release-cpu"): "bench takes one of",
         ("convert", "nowhere", "dst"): "nowhere",
         ("stream", "a", "--prompt-at", "soon:b"): "'soon:b' is not FRAME:TEXT",
     }.items():

@@ -18,7 +18,7 @@ from rfjax.rolling.plan import Roll
 from rfjax.stream import StreamState, VideoStream
 from rfjax.vae.flops import decode_flops
 
-PROMPT = "a red circle moves right on a blue background"
+PROMPT = "a red circle moving right on a blue background"
 WHOLE_VIDEO = 81  # pixel frames of the video that is timed from text to pixels
 LATENT_FRAMES = (30, 3000)  # where steps are compared for a stream that runs on and on
 

@@ -58,4 +58,5 @@ def random_pipeline(config: ModelConfig, dtype: str) -> RollingForcingPipeline:
 def _any_tokens(prompts: Sequence[str], text_len: int) -> TokenizedText:
     """In place of a tokenizer, which a model without a checkpoint has not: each prompt as many tokens as words."""
     lengths = np.array([min(len(prompt.split()), text_len) for prompt in prompts], np.int32)
-    return TokenizedText(np.full((len(prompts), text_len), 1, np.int32), lengths, (0,) * len(prompts))
+    n = len(prompts)
+    return TokenizedText(np.full((n, text_len), 1, np.int32), lengths, (0,) * n, ((),) * n)

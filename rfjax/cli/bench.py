@@ -2,6 +2,7 @@
 
 Figures are ratios and counts; bare times stand beneath them with the machine's own matrix product beside.
 
+  rfjax bench
   rfjax bench -c CHECKPOINT --size 832x480
   rfjax bench --preset tiny --size 64x64
   rfjax bench --case release-cpu
@@ -9,11 +10,14 @@ Figures are ratios and counts; bare times stand beneath them with the machine's 
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rfjax.cli.options import DEFAULT_SIZE, Parser, add_model, add_size, chosen_size, integer
-from rfjax.cli.session import checkpoint_config, chosen_dtype, load_pipeline, use_compile_cache
+from rfjax.cli.options import Parser, add_model, add_size, chosen_size, integer, size_to_make
+from rfjax.cli.session import Warnings, checkpoint_config, chosen_dtype, load_pipeline, use_compile_cache
 from rfjax.errors import InputError
+
+if TYPE_CHECKING:
+    from rfjax.config import ModelConfig
 
 STAGES = ("dit", "vae")
 
@@ -32,8 +36,8 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.repeats < 1:
         raise InputError(f"--repeats {args.repeats}: at least 1 is needed")
-    if sum(x is not None for x in (args.checkpoint, args.preset, args.case)) != 1:
-        raise InputError("bench needs one of --checkpoint DIR, --preset NAME and --case release-cpu")
+    if sum(x is not None for x in (args.checkpoint, args.preset, args.case)) > 1:
+        raise InputError("bench takes one of --checkpoint DIR, --preset NAME and --case release-cpu")
     with args.interrupts.delayed():
         import jax  # noqa: F401
     figures = _case(args) if args.case else _model(args)
@@ -60,18 +64,22 @@ def _case(args: argparse.Namespace) -> dict[str, Any]:
 def _model(args: argparse.Namespace) -> dict[str, Any]:
     if args.stage:
         raise InputError(f"--stage {args.stage} is for --case release-cpu; all stages are timed here")
-    width, height = chosen_size(args) or DEFAULT_SIZE
-    if args.checkpoint:
-        checkpoint_config(args)
-    pipeline = _random(args) if args.preset else load_pipeline(args)
+    if args.preset:
+        from rfjax.config import preset
+
+        config = preset(args.preset)
+    else:
+        config = checkpoint_config(args)
+    width, height = size_to_make(args, config)
+    pipeline = _random(args, config) if args.preset else load_pipeline(args)
     from rfjax.bench.model import bench_model
 
-    return bench_model(pipeline, height, width, args.repeats, args.long)
+    with Warnings():
+        return bench_model(pipeline, height, width, args.repeats, args.long)
 
 
-def _random(args: argparse.Namespace) -> Any:
+def _random(args: argparse.Namespace, config: "ModelConfig") -> Any:
     from rfjax.bench.random_weights import random_pipeline
-    from rfjax.config import preset
 
     use_compile_cache()
-    return random_pipeline(preset(args.preset), chosen_dtype(args))
+    return random_pipeline(config, chosen_dtype(args))

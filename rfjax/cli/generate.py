@@ -1,5 +1,6 @@
 """Generate videos of a fixed length.
 
+  rfjax generate "a red circle moving right" -o circle.mp4
   rfjax generate "a red fox in the snow" -c CHECKPOINT -o fox.mp4
   rfjax generate --prompts-file prompts.txt -c CHECKPOINT -o videos/
 
@@ -11,16 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rfjax.cli.options import (
-    DEFAULT_SIZE,
     Parser,
     add_beginning,
     add_model,
     add_prompt,
     add_size,
-    chosen_size,
     given_prompts,
     integer,
     path,
+    size_to_make,
     standard_input,
 )
 from rfjax.cli.recording import add_output, add_seed, default_name, open_writer, record
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         config = checkpoint_config(args)
         from rfjax.inputs import check_length, check_prompts, check_seeds, check_size
 
-        size = width, height = chosen_size(args) or DEFAULT_SIZE
+        size = width, height = size_to_make(args, config)
         check_size(height, width, config)
         length = check_length(args.num_frames, args.num_latent_frames, config)
         frames = beginning(args, width, height, length, config)
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         seeds = check_seeds(args.seed, len(prompts))
         paths = _outputs(args, prompts, seeds)
         writers = [
-            open_writer(args, path, size, prompt, seed)
+            open_writer(args, path, size, config.fps, prompt, seed)
             for path, prompt, seed in zip(paths, prompts, seeds, strict=True)
         ]
         pipeline = load_pipeline(args)

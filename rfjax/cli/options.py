@@ -7,16 +7,19 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from rfjax.errors import InputError
+
+if TYPE_CHECKING:
+    from rfjax.config import ModelConfig
 
 _DISTILLED = "the model is distilled for fixed steps without guidance; leave it out"
 _WHEN_CONVERTING = "weights are chosen when they are converted: rfjax convert SRC DST --weights ema"
 _CHECKPOINT = "the converted checkpoint goes to --checkpoint, and holds the configuration too"
 _ONE_PROCESS = "one process drives all devices; leave it out"
 
-DEFAULT_SIZE = (832, 480)
+DEFAULT_CHECKPOINT = "shapes-tiny"
 
 # Options of the release and of its relatives that have another name here, or none.
 _ANSWERS = {
@@ -178,14 +181,21 @@ def standard_input(option: str) -> TextIO:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The options that choose the model."""
-    parser.add_argument("-c", "--checkpoint", type=path, metavar="DIR", help="a checkpoint made by `rfjax convert`")
+    parser.add_argument(
+        "-c", "--checkpoint", type=path, metavar="DIR",
+        help="a checkpoint made by `rfjax convert`, or the name of one that comes with rfjax; "
+        f"default: {DEFAULT_CHECKPOINT}, a small trained model of moving shapes",
+    )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="of the model; default: bfloat16, on a CPU float32"
     )
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--size", type=size, metavar="WxH", help="pixels, multiples of 16; default: 832x480")
+    parser.add_argument(
+        "--size", type=size, metavar="WxH",
+        help="pixels, multiples of 16; default: that the checkpoint was trained at, 832x480 for the release",
+    )  # fmt: skip
     parser.add_argument("--width", type=integer, metavar="N", help="instead of --size")
     parser.add_argument("--height", type=integer, metavar="N", help="instead of --size")
 
@@ -203,3 +213,13 @@ def chosen_size(args: argparse.Namespace) -> tuple[int, int] | None:
     if args.width is None or args.height is None:
         raise InputError("--width and --height go together; or write --size 832x480")
     return args.width, args.height
+
+
+def size_to_make(args: argparse.Namespace, config: "ModelConfig") -> tuple[int, int]:
+    """Width and height: those asked for, else the checkpoint's own.
+
+    Raises:
+        InputError: as `chosen_size`.
+    """
+    height, width = config.default_size
+    return chosen_size(args) or (width, height)

@@ -51,7 +51,9 @@ def check_output(args: argparse.Namespace, output: str) -> None:
     check_destination(output, args.force)
 
 
-def open_writer(args: argparse.Namespace, output: str, size: tuple[int, int], prompt: str, seed: int) -> "VideoWriter":
+def open_writer(
+    args: argparse.Namespace, output: str, size: tuple[int, int], fps: int, prompt: str, seed: int
+) -> "VideoWriter":
     """A writer of a path that is free, or that `--force` gives free.
 
     Raises:
@@ -61,7 +63,8 @@ def open_writer(args: argparse.Namespace, output: str, size: tuple[int, int], pr
 
     check_output(args, output)
     width, height = size
-    return VideoWriter(output, height, width, title=prompt, comment=f"rfjax, seed {seed}", overwrite=args.force)
+    comment = f"rfjax, seed {seed}"
+    return VideoWriter(output, height, width, fps=fps, title=prompt, comment=comment, overwrite=args.force)
 
 
 def default_name(prompt: str, seed: int) -> str:

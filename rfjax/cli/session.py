@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rfjax.cli.options import check_file
+from rfjax.cli.options import DEFAULT_CHECKPOINT, check_file
 from rfjax.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,13 +27,12 @@ def checkpoint_config(args: argparse.Namespace) -> "ModelConfig":
     Raises:
         InputError: there is no such checkpoint.
     """
-    if args.checkpoint is None:
-        raise InputError("no model: pass --checkpoint DIR (make one with: rfjax convert SRC DIR)")
     with args.interrupts.delayed():
         import rfjax.pipeline  # noqa: F401
+        from rfjax.weights.bundled import find_checkpoint
         from rfjax.weights.store import load_config
 
-    return load_config(Path(args.checkpoint))
+    return load_config(find_checkpoint(Path(args.checkpoint or DEFAULT_CHECKPOINT)))
 
 
 def beginning(
@@ -58,7 +57,7 @@ def beginning(
 
 
 def load_pipeline(args: argparse.Namespace) -> "RollingForcingPipeline":
-    """The pipeline of `--checkpoint`, in `--dtype`.
+    """The pipeline of `--checkpoint` or the default one, in `--dtype`.
 
     Raises:
         InputError: the checkpoint is missing or damaged.
@@ -66,7 +65,7 @@ def load_pipeline(args: argparse.Namespace) -> "RollingForcingPipeline":
     use_compile_cache()
     from rfjax.pipeline import RollingForcingPipeline
 
-    return RollingForcingPipeline.from_pretrained(args.checkpoint, dtype=chosen_dtype(args))
+    return RollingForcingPipeline.from_pretrained(args.checkpoint or DEFAULT_CHECKPOINT, dtype=chosen_dtype(args))
 
 
 def chosen_dtype(args: argparse.Namespace) -> str:

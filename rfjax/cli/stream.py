@@ -1,5 +1,6 @@
 """Generate an endless video, until Ctrl-C, with prompts that change on the way.
 
+  rfjax stream "a red circle moving right" -o - | ffplay -
   rfjax stream "a red fox in the snow" -c CHECKPOINT -o - | ffplay -
   rfjax stream "a red fox" -c CHECKPOINT --num-frames 321 --prompt-at "160:a red fox asleep"
   rfjax stream "a red fox" -c CHECKPOINT --interactive     (each line typed is the next prompt)
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rfjax.cli.options import (
-    DEFAULT_SIZE,
     Parser,
     add_beginning,
     add_model,
@@ -27,6 +27,7 @@ from rfjax.cli.options import (
     given_prompts,
     integer,
     path,
+    size_to_make,
     standard_input,
 )
 from rfjax.cli.recording import add_output, add_seed, check_output, default_name, open_writer, record
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         if args.output is not None:
             check_output(args, args.output)
         lines = _TypedLines() if args.interactive else None
-        stream, writer = _resume(args) if args.resume else _open(args, config)
+        stream, writer = _resume(args, config) if args.resume else _open(args, config)
         with stream:
             switches = _Switches(stream, args, lines)
             try:
@@ -124,17 +125,17 @@ def _open(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream
     (prompt,) = given_prompts(args) or (None,)
     if prompt is None:
         raise InputError("stream needs a PROMPT, or --resume FILE")
-    size = width, height = chosen_size(args) or DEFAULT_SIZE
+    size = width, height = size_to_make(args, config)
     check_size(height, width, config)
     length = check_length(args.num_frames, None, config)
     frames = beginning(args, width, height, length, config)
     (seed,) = check_seeds(args.seed, 1)
-    writer = open_writer(args, args.output or default_name(prompt, seed), size, prompt, seed)
+    writer = open_writer(args, args.output or default_name(prompt, seed), size, config.fps, prompt, seed)
     pipeline = load_pipeline(args)
     return pipeline.stream(prompt, args.num_frames, height, width, seed, video=frames), writer
 
 
-def _resume(args: argparse.Namespace) -> tuple["VideoStream", "VideoWriter"]:
+def _resume(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream", "VideoWriter"]:
     options = {"--size": chosen_size(args), "--num-frames": args.num_frames, "--seed": args.seed}
     for option, value in (options | {"--image": args.image, "--video": args.video}).items():
         if value is not None:
@@ -148,7 +149,7 @@ def _resume(args: argparse.Namespace) -> tuple["VideoStream", "VideoWriter"]:
         _change_prompt(stream, prompt)
     size, seed = (stream.width, stream.height), stream.metadata["seed"]
     name = default_name(f"{stream.prompt} from {stream.frames_done}", seed)
-    return stream, open_writer(args, args.output or name, size, stream.prompt, seed)
+    return stream, open_writer(args, args.output or name, size, config.fps, stream.prompt, seed)
 
 
 def _check_saved(name: str) -> None:

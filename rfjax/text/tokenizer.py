@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PAD_ID = 0
 EOS_ID = 1  # "</s>"
+UNKNOWN = "<unk>"
 
 
 def clean_prompt(text: str) -> str:
@@ -45,11 +46,14 @@ class TokenizedText:
         ids: int32, padded on the right with `PAD_ID`.
         lengths: int32, tokens of each prompt, `</s>` included.
         dropped: tokens cut off the end of each prompt to make it fit; 0 where it fitted.
+        unknown: the words of each prompt that the vocabulary has not, as they are written there. umT5's, which spells
+            other words in pieces and bytes, has hardly any.
     """
 
     ids: Int[np.ndarray, "B S"]
     lengths: Int[np.ndarray, "B"]
     dropped: tuple[int, ...]
+    unknown: tuple[tuple[str, ...], ...]
 
 
 class Tokenizer:
@@ -89,6 +93,13 @@ class Tokenizer:
         """Number of tokens; the encoder's embedding must have at least so many rows."""
         return self._encoder.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def words(self) -> list[str]:
+        """The vocabulary without special tokens, in the order of the ids."""
+        special = self._encoder.get_added_tokens_decoder()
+        ids = self._encoder.get_vocab(with_added_tokens=True)
+        return sorted((word for word, i in ids.items() if i not in special), key=ids.__getitem__)
+
     def __call__(self, prompts: Sequence[str], text_len: int) -> TokenizedText:
         """Cleans and tokenizes; a prompt of more than `text_len` tokens loses its end but keeps its `</s>`.
 
@@ -103,12 +114,26 @@ class Tokenizer:
             raise InputError(f"text_len must be a positive integer, not {text_len!r}")
         ids = np.full((len(prompts), text_len), PAD_ID, np.int32)
         lengths = np.empty(len(prompts), np.int32)
-        dropped = []
+        dropped, unknown = [], []
+        unknown_id = self._encoder.token_to_id(UNKNOWN)
         for row, prompt in enumerate(prompts):
-            tokens = self._encoder.encode(clean_prompt(prompt)).ids
+            text = clean_prompt(prompt)
+            encoding = self._encoder.encode(text)
+            tokens = encoding.ids
+            spans = (span for i, span in zip(tokens, encoding.offsets, strict=True) if i == unknown_id)
+            unknown.append(tuple(_whole_word(text, *span) for span in spans))
             dropped.append(max(len(tokens) - text_len, 0))
             if dropped[-1]:
                 tokens = [*tokens[: text_len - 1], EOS_ID]
             lengths[row] = len(tokens)
             ids[row, : len(tokens)] = tokens
-        return TokenizedText(ids, lengths, tuple(dropped))
+        return TokenizedText(ids, lengths, tuple(dropped), tuple(unknown))
+
+
+def _whole_word(text: str, start: int, end: int) -> str:
+    """A span of a text, with the rest of the words that it begins or ends inside of."""
+    while text[start - 1 : start].isalnum() and text[start : start + 1].isalnum():
+        start -= 1
+    while text[end - 1 : end].isalnum() and text[end : end + 1].isalnum():
+        end += 1
+    return text[start:end]

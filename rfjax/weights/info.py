@@ -9,12 +9,16 @@ from typing import Any
 from rfjax.errors import InputError
 from rfjax.snapshot import saved_stream
 from rfjax.weights import store
+from rfjax.weights.bundled import find_checkpoint
 from rfjax.weights.names import TITLES, identify
 from rfjax.weights.release import find_release, read_state_dicts
 
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:
-    """Describes a converted checkpoint, the folder of a PyTorch release, one file of weights or a saved stream.
+    """Describes a checkpoint, the folder of a PyTorch release, one file of weights or a saved stream.
+
+    Args:
+        path: of it, or the name of a checkpoint that comes with rfjax.
 
     Returns:
         JSON values: "what" it is, its "path" and size in "bytes"; for a checkpoint its "model" config and
@@ -25,7 +29,7 @@ def info(path: str | PathLike[str]) -> dict[str, Any]:
     Raises:
         InputError: it is none of these, or damaged.
     """
-    path = Path(path)
+    path = find_checkpoint(Path(path))
     if not path.exists():
         raise InputError(f"there is no {path}")
     if (details := saved_stream(path)) is not None:
@@ -65,8 +69,8 @@ def describe(info: Mapping[str, Any]) -> str:
         title = TITLES.get(part, "an unknown model")
         lines.append(f"  {title}: {about['parameters']:,} parameters ({dtypes}){sets}, {about['bytes']:,} bytes")
     for section, fields in info.get("model", {}).items():
-        sizes = ", ".join(f"{name} {value}" for name, value in fields.items() if isinstance(value, int | float))
-        lines.append(f"  {section}: {sizes}")
+        plain = ", ".join(f"{name} {value}" for name, value in fields.items() if isinstance(value, int | float | str))
+        lines.append(f"  {section}: {plain}")
     return "\n".join(lines)
 
 

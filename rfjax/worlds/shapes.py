@@ -215,6 +215,14 @@ def block_of_frame(frames: int) -> Int[np.ndarray, " T"]:
     return np.maximum(np.arange(frames) - _FIRST_FRAMES, -1) // _BLOCK_FRAMES + 1
 
 
+class Clip(NamedTuple):
+    """A video with the prompt of each of its blocks."""
+
+    frames: UInt8[np.ndarray, "T 64 64 3"]
+    prompts: list[str]
+    start: Int[np.ndarray, "N 2"]  # row and column of the latent cell that each thing starts in
+
+
 def random_clip(rng: np.random.Generator, blocks: int) -> Clip:
     """A video to train the diffusion model on: whole blocks of one or two things, half of them with a new motion.
 
