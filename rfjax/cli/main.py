@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rfjax.cli import bench, convert, generate, info, stream
+from rfjax.cli import bench, convert, generate, info, stream, train
 from rfjax.cli.interrupts import Interrupts
 from rfjax.cli.options import Parser, hyphenated, refuse_extras
 from rfjax.errors import InputError
 
-_COMMANDS = {"generate": generate, "stream": stream, "convert": convert, "info": info, "bench": bench}
+_COMMANDS = {
+    "generate": generate, "stream": stream, "convert": convert, "train": train, "info": info, "bench": bench,
+}  # fmt: skip
 BAD_INPUT, SIGNALLED = 2, 128
 
 

@@ -31,7 +31,7 @@ def optimizer(learning_rate: float, adam_learning_rate: float, steps: int, warmu
     """
 
     def schedule(peak: float) -> optax.Schedule:
-        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps, end_value=peak / 100)
+        return optax.warmup_cosine_decay_schedule(0.0, peak, min(warmup, steps // 2), steps, end_value=peak / 100)
 
     return optax.chain(
         optax.clip_by_global_norm(1.0),

@@ -26,7 +26,7 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from rfjax.config import ModelConfig, RollingConfig
+from rfjax.config import ModelConfig
 from rfjax.dit.model import DiT
 from rfjax.rolling.plan import Roll, StepPlan, plan_step
 from rfjax.rolling.schedule import noise_levels
@@ -202,14 +202,18 @@ def rollout_stage(
         x0 = jnp.where(step == 0, 0, lane.rolling.x0)
         x0 = jnp.where((step == 1) | (step == 2), _scattered(keys[1], x0), x0)
         noise = jax.random.normal(keys[2], x0.shape)
-        noise = jnp.where(step <= window - 1 - PROMPT_PLACE, _started(keys[3], x0, noise, batch.start, step, sigmas), noise)
+        noise = jnp.where(
+            step <= window - 1 - PROMPT_PLACE, _started(keys[3], x0, noise, batch.start, step, sigmas), noise
+        )
         rolled = jax.tree.map(jax.lax.stop_gradient, lane.rolling._replace(x0=x0))
         (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params, rolled, batch, plan, noise)
         after, by_place, weight = aux
         updates, opt = tx.update(grads, state.optimizer, state.params)
         params = jax.tree.map(jnp.add, state.params, updates)
         kept = jnp.where(own[:, None, None, None, None, None] > 0, after.x0, batch.target)
-        new = state._replace(params=params, optimizer=opt, average=averaged(state.average, params, number, recipe.average))
+        new = state._replace(
+            params=params, optimizer=opt, average=averaged(state.average, params, number, recipe.average)
+        )
         return new, Lane(after._replace(x0=kept), own), {"error": by_place, "weight": weight}
 
     def init(number: int) -> RolloutState:
@@ -226,7 +230,13 @@ def rollout_stage(
         share = recipe.own[0] + (recipe.own[1] - recipe.own[0]) * done
         lanes, lane = state.lanes, state.lanes[at.lane]
         new, lane, metrics = update(
-            state._replace(lanes=()), batch_of(at), plan, jnp.int32(at.step), jnp.float32(share), jnp.int32(number), lane
+            state._replace(lanes=()),
+            batch_of(at),
+            plan,
+            jnp.int32(at.step),
+            jnp.float32(share),
+            jnp.int32(number),
+            lane,
         )
         lanes = tuple(lane if i == at.lane else old for i, old in enumerate(lanes))
         return new._replace(lanes=lanes), _metrics(metrics, at.step, window, blocks)
@@ -236,6 +246,7 @@ def rollout_stage(
 
 def _scattered(key: Array, x0: Float[Array, "B W f C h w"]) -> Float[Array, "B W f C h w"]:
     """Every video's window moved on the torus by a random number of cells."""
+
     def move(key: Array, x: Array) -> Array:
         return jnp.roll(x, jax.random.randint(key, (2,), 0, jnp.array(x.shape[-2:])), axis=(-2, -1))
 

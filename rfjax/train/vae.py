@@ -20,8 +20,8 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
 from rfjax.config import VAEConfig
-from rfjax.train.loop import Metrics, Stage
 from rfjax.train.draw import contact_sheet
+from rfjax.train.loop import Metrics, Stage
 from rfjax.train.optimizer import averaged, optimizer
 from rfjax.vae.model import VAE, to_uint8
 
@@ -30,18 +30,29 @@ Frames = UInt8[np.ndarray, "B T H W 3"]
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the training: until step `end`, `batch` streams of frames of `size` pixels, each `chunks` long."""
+    """A part of the training: until step `end`, `batch` streams of frames of `size` x `size` pixels.
+
+    Each stream is a first frame, then `chunks` chunks (0: the frame alone), and then another begins.
+    """
 
     end: int
     batch: int
     size: int
-    chunks: int  # 0: the first frame alone
+    chunks: int
     chunk_frames: int = 16
 
 
 @dataclass(frozen=True)
 class VAERecipe:
-    """How a VAE is trained. The latents are kept small, and decode well with noise of `latent_noise` on them."""
+    """How a VAE is trained.
+
+    Attributes:
+        phases: in order.
+        learning_rate, adam_learning_rate: peaks, of Muon and Adam (see `rfjax.train.optimizer`).
+        average: decay of the weights' moving average.
+        latent_noise: standard deviation of the noise on latents, under which they must decode.
+        latent_weight: of the latents' mean square, which keeps them small.
+    """
 
     phases: tuple[Phase, ...]
     learning_rate: float = 0.006
@@ -63,6 +74,9 @@ class VAEState(NamedTuple):
 # (seed, batch, size, frames) -> the pixels of `batch` streams
 Source = Callable[[int, int, int, int], Frames]
 UNSEEN = 10**9  # seeds from here on are for evaluation
+
+# What is evaluated: streams of whole blocks of 3 latent frames, and from which one on their state is steady.
+_SHOWN_STREAMS, _SHOWN_LATENTS, _STEADY = 8, 27, 13
 
 
 def loss_terms(target: Float[Array, "B T H W 3"], output: Float[Array, "B T H W 3"]) -> tuple[Array, Array]:
@@ -99,7 +113,7 @@ def vae_stage(config: VAEConfig, recipe: VAERecipe, source: Source, seed: int = 
         return total, ((encoder, decoder), square, jnp.std(mean))
 
     @jax.jit
-    def update(state: VAEState, pixels: Array, stream: Any, number: Array) -> tuple[VAEState, Metrics]:
+    def update(state: VAEState, pixels: Array, stream: Any, number: Array) -> tuple[VAEState, dict[str, Array]]:
         pixels = pixels.astype(jnp.float32) / 127.5 - 1
         key = jax.random.fold_in(jax.random.key(seed), number)
         (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params, pixels, stream, key)
@@ -108,7 +122,7 @@ def vae_stage(config: VAEConfig, recipe: VAERecipe, source: Source, seed: int = 
         params = jax.tree.map(jnp.add, state.params, updates)
         average = averaged(state.average, params, number, recipe.average)
         new = VAEState(params, average, opt, jax.lax.stop_gradient(stream))
-        return new, {"psnr": 10 * jnp.log10(4 / square), "latent_std": std}
+        return new, {"psnr": 10 * jnp.log10(4 / square), "std": std}
 
     def init(number: int) -> VAEState:
         params = zero_residuals(fresh)
@@ -116,14 +130,20 @@ def vae_stage(config: VAEConfig, recipe: VAERecipe, source: Source, seed: int = 
         if number == 0:
             return state
         # The state of the streams is the same after any chunk; here it is that after the first.
-        first, _ = next((c for c in (chunk_of(recipe.phases, source, n) for n in range(number - 1, -1, -1)) if c[1]))
+        chunks = (chunk_of(recipe.phases, source, n) for n in range(number - 1, -1, -1))
+        first = next(pixels for pixels, starts in chunks if starts)
         return jax.eval_shape(update, state, first, None, jnp.int32(0))[0]
 
-    def step(state: VAEState, number: int) -> tuple[VAEState, Metrics]:
+    def step(state: VAEState, number: int) -> tuple[VAEState, dict[str, Array]]:
         pixels, starts = chunk_of(recipe.phases, source, number)
         return update(state._replace(stream=None), pixels, None if starts else state.stream, jnp.int32(number))
 
-    return Stage(init, step, lambda state, number, folder: show(config, graph, state.average, source, number, folder))
+    def show(state: VAEState, number: int, folder: Path) -> Metrics:
+        frames = 1 + config.temporal_stride * (_SHOWN_LATENTS - 1)
+        pixels = source(UNSEEN, _SHOWN_STREAMS, recipe.phases[-1].size, frames)
+        return evaluate(config, graph, state.average, pixels, folder / "samples" / f"{number:06d}.png")
+
+    return Stage(init, step, show)
 
 
 @lru_cache(2)
@@ -164,22 +184,22 @@ def reconstruct(
     return latents, jnp.concatenate([start, rearrange(later, "k b t h w c -> b (k t) h w c")], axis=1)
 
 
-def show(
-    config: VAEConfig, graph: nnx.GraphDef, params: Any, source: Source, number: int, folder: Path
-) -> Metrics:
-    """Error over streams that the training never sees, by age, and a sheet of frames above their reconstructions."""
-    pixels = source(UNSEEN, 8, 64, 105)
+def evaluate(config: VAEConfig, graph: nnx.GraphDef, params: Any, pixels: Frames, sheet: Path) -> Metrics:
+    """Errors by the age of a stream in dB, spreads of the latents, and frames drawn above their reconstructions."""
     unit = pixels.astype(np.float32) / 127.5 - 1
     latents, output = reconstruct(config, graph, params, unit)
     psnr = 10 * np.log10(4 / np.mean(np.square(np.asarray(output) - unit), axis=(2, 3, 4)))
     rows = []
+    picked = np.linspace(0, pixels.shape[1] - 5, 7).astype(int)
     for video, decoded in zip(pixels[:4], np.asarray(to_uint8(output))[:4], strict=True):
-        rows += [video[[0, 8, 20, 40, 60, 80, 100]], decoded[[0, 8, 20, 40, 60, 80, 100]]]
-    contact_sheet(rows, folder / "samples" / f"{number:06d}.png")
+        rows += [video[picked], decoded[picked]]
+    contact_sheet(rows, sheet)
     std = np.asarray(latents).std(axis=(0, 3, 4)).mean(axis=1)
+    start, steady = 1 + 3 * config.temporal_stride, 2 + (_STEADY - 1) * config.temporal_stride
     return {
-        "psnr_start": float(psnr[:, :13].mean()),
-        "psnr_steady": float(psnr[:, 50:].mean()),
-        "psnr_steady_worst": float(psnr[:, 50:].mean(axis=1).min()),
-        "std_start": float(std[0]), "std_steady": float(std[20:].mean()),
-    }  # fmt: skip
+        "psnr_start": float(psnr[:, :start].mean()),
+        "psnr_steady": float(psnr[:, steady:].mean()),
+        "psnr_steady_worst": float(psnr[:, steady:].mean(axis=1).min()),
+        "std_start": float(std[0]),
+        "std_steady": float(std[_STEADY:].mean()),
+    }

@@ -171,9 +171,7 @@ def distance(
     return np.maximum(y, np.float32(np.sqrt(3) / 2) * np.abs(x) - y / 2) - np.float32(_INRADIUS)
 
 
-def coverage(
-    shape: str, centres: Float[np.ndarray, "T 2"], size: int = SIZE
-) -> Float[np.ndarray, "T {size} {size}"]:
+def coverage(shape: str, centres: Float[np.ndarray, "T 2"], size: int = SIZE) -> Float[np.ndarray, "T {size} {size}"]:
     """How much of each pixel a shape covers, 0 .. 1, with edges one pixel soft."""
     return np.clip(0.5 - distance(shape, centres, size=size), 0, 1)
 
@@ -227,7 +225,12 @@ def random_clip(rng: np.random.Generator, blocks: int) -> Clip:
     """A video to train the diffusion model on: whole blocks of one or two things, half of them with a new motion.
 
     Every thing starts in the middle of a latent cell, so that the noise can say where (see `rfjax.train.start`).
+
+    Raises:
+        InputError: there are fewer than 4 blocks, too few for a new motion to come and be seen.
     """
+    if blocks < 4:
+        raise InputError(f"clips of {blocks} blocks: the shapes world makes 4 or more")
     scene = sample_scene(rng, things=1 if rng.random() < 0.65 else 2)
     n = len(scene.things)
     cells = rng.integers(SIZE // CELL, size=(n, 2))  # row, column

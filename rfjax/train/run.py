@@ -1,0 +1,244 @@
+"""A training run, in which each stage goes on where it stopped. Its folder holds
+
+    tokenizer/            of the world
+    vae/ dit/ rollout/    see `rfjax.train.loop`
+    encode/               the encoded videos and their statistics
+    checkpoint/           what is exported
+
+Beside what a stage has made stands what it was made from, so that results of different runs are not mixed.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from rfjax.config import ModelConfig
+from rfjax.dit.model import DiT
+from rfjax.engine import checksum
+from rfjax.errors import InputError
+from rfjax.text.model import UMT5Encoder
+from rfjax.text.tokenizer import Tokenizer
+from rfjax.train import latents
+from rfjax.train.config import TrainConfig
+from rfjax.train.encode import encode, is_encoded, read_statistics
+from rfjax.train.export import export
+from rfjax.train.loop import Metrics, Stage, load_average, seconds_spent, steps_done, train
+from rfjax.train.rollout import rollout_stage
+from rfjax.train.samples import show_samples
+from rfjax.train.vae import vae_stage
+from rfjax.weights import store
+from rfjax.weights.bundled import find_checkpoint
+from rfjax.weights.parts import abstract_part
+from rfjax.worlds import World, find_world
+
+_LOG_EVERY = 20
+_NEEDS = {"encode": "vae", "dit": "encode", "rollout": "dit"}
+_SEEDS = {"dit": 0, "rollout": 1}
+
+
+class Run:
+    """A run of one configuration in one folder.
+
+    Args:
+        config: what to do.
+        folder: where; made if it is not there.
+        stopped: asked between steps; once it is true, what is done is saved and the run is left.
+        say: told lines of progress.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        stopped: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda line: None,
+    ):
+        self.config, self.folder, self.stopped, self.say = config, folder, stopped, say
+
+    def __call__(self, stage: str | None = None) -> bool:
+        """Runs one stage, or all of them in order; those that are finished are passed over.
+
+        Returns:
+            Whether all is done; False if it was stopped.
+
+        Raises:
+            InputError: the configuration lacks the stage, an earlier one is not finished, or what is in the folder
+                does not fit the configuration.
+        """
+        stages = self.config.stages
+        if stage is not None and stage not in stages:
+            raise InputError(f"--stage {stage}: the configuration {self.config.name} has {', '.join(stages)}")
+        for name in stages if stage is None else [stage]:
+            needed = _NEEDS.get(name)
+            if needed in stages and not self._finished(needed):
+                raise InputError(f"{self.folder}: {name} needs {needed}, which is not finished; run --stage {needed}")
+            if self._finished(name):
+                self.say(f"{name} is finished")
+            elif not getattr(self, f"_run_{name}")():
+                return False
+        return True
+
+    def _finished(self, name: str) -> bool:
+        if name == "encode":
+            return self.config.encode is not None and is_encoded(self.folder / name, self.config.encode)
+        return name != "export" and steps_done(self.folder / name) == self._steps(name)
+
+    def _steps(self, name: str) -> int:
+        recipe = getattr(self.config, name)
+        return recipe.phases[-1].end if name == "vae" else recipe.steps
+
+    def _run_vae(self) -> bool:
+        assert self.config.vae is not None and self._world is not None
+        return self._train("vae", vae_stage(self.config.model.vae, self.config.vae, self._world.streams))
+
+    def _run_encode(self) -> bool:
+        recipe = self.config.encode
+        assert recipe is not None and self._world is not None
+        self._begin("encode", {"vae": _checksum(self._vae), "blocks": recipe.blocks, "seed": recipe.seed})
+        return encode(self._world, self.config.model, self._vae, recipe, self.folder / "encode", self.stopped)
+
+    def _run_dit(self) -> bool:
+        self._begin("dit", {"vae": _checksum(self._vae)})
+        return self._train_dit("dit", {part: self._initial(part) for part in ("dit", "text")})
+
+    def _run_rollout(self) -> bool:
+        params = self._trained("dit")
+        self._begin("rollout", {"vae": _checksum(self._vae), "dit": _checksum(params)})
+        return self._train_dit("rollout", params)
+
+    def _run_export(self) -> bool:
+        source = next((name for name in ("rollout", "dit") if steps_done(self.folder / name)), None)
+        if source is None:
+            raise InputError(f"{self.folder}: export needs dit, which has not begun; run --stage dit")
+        path, params = self.folder / "checkpoint", self._trained(source) | {"vae": self._vae}
+        export(path, self._model, params, self._tokenizer.directory, self._provenance(), self.config.export.dtype)
+        self.say(f"{path}: the weights of {source} at step {steps_done(self.folder / source)}")
+        return True
+
+    def _train_dit(self, name: str, params: dict[str, Any]) -> bool:
+        data, text_len = self._data, self._model.dit.text_len
+        tokens = self._tokenizer(data.prompts, text_len)
+        if any(tokens.dropped):
+            needed = text_len + max(tokens.dropped)
+            raise InputError(f"the prompts of the videos have up to {needed} tokens, dit.text_len is {text_len}")
+        recipe, given = getattr(self.config, name), (tokens.ids, tokens.lengths)
+        return self._train(
+            name, rollout_stage(self._model, recipe, data, given, params, self._show, seed=_SEEDS[name])
+        )
+
+    def _train(self, name: str, stage: Stage) -> bool:
+        every = self.config.samples.every
+        return train(
+            stage, self.folder / name, self._steps(name),
+            log_every=_LOG_EVERY, save_every=every, stopped=self.stopped, say=self.say,
+        )  # fmt: skip
+
+    def _begin(self, name: str, origin: dict[str, Any]) -> None:
+        """Notes what a stage is made from; a stage that has begun with something else is not mixed with it."""
+        file = self.folder / name / "made_from.json"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(origin, indent=2) + "\n")
+        before = json.loads(file.read_text())
+        if changed := [key for key, value in origin.items() if before.get(key) != value]:
+            raise InputError(f"{file.parent} was begun with another {' and '.join(changed)}; remove it to begin again")
+
+    @cached_property
+    def _world(self) -> World | None:
+        return find_world(self.config.data.world) if self.config.data.world else None
+
+    @cached_property
+    def _checkpoint(self) -> Path:
+        return find_checkpoint(Path(self.config.data.checkpoint))
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        if self._world is None:
+            return Tokenizer.from_dir(self._checkpoint / "tokenizer")
+        folder = self.folder / "tokenizer"
+        self._world.build_tokenizer(folder)
+        return Tokenizer.from_dir(folder)
+
+    @cached_property
+    def _model(self) -> ModelConfig:
+        """The configuration with all that had to be found out."""
+        model = self.config.model
+        if self._world is None:
+            return model
+        statistics = read_statistics(self.folder / "encode")
+        if statistics is None:
+            raise InputError(f"{self.folder / 'encode'} lacks statistics.json; remove it and run --stage encode")
+        text = replace(model.text, vocab_size=self._tokenizer.vocab_size)
+        vae = replace(model.vae, latents_mean=statistics.mean, latents_std=statistics.std)
+        return replace(model, text=text, vae=vae)
+
+    @cached_property
+    def _vae(self) -> nnx.State:
+        _, abstract = abstract_part("vae", self.config.model, jnp.float32)
+        if self._world is None:
+            return store.load_params(self._checkpoint, "vae", abstract)
+        return load_average(self.folder / "vae", abstract)
+
+    @cached_property
+    def _data(self) -> latents.LatentSet:
+        """The encoded videos, checked against the model."""
+        folder = self.folder / "encode" if self._world else Path(self.config.data.latents)
+        data, model = latents.read(folder), self._model
+        frames, channels, *sides = data.latents.shape[1:]
+        if frames != data.prompt_ids.shape[1] * model.rolling.block_frames:
+            raise InputError(
+                f"{folder}: {frames} latent frames with {data.prompt_ids.shape[1]} prompts; the model takes a prompt "
+                f"for each block of {model.rolling.block_frames}"
+            )
+        if channels != model.vae.z_dim or any(side % model.dit.patch_size[1] for side in sides):
+            raise InputError(
+                f"{folder}: latents of {channels} channels and {sides[0]}x{sides[1]}; the model takes "
+                f"{model.vae.z_dim} channels, and sides that are multiples of {model.dit.patch_size[1]}"
+            )
+        return data
+
+    @cached_property
+    def _show(self) -> Callable[[Any, int, Path], Metrics]:
+        samples, stride = self.config.samples, self._model.vae.spatial_stride
+        height, width = (side * stride for side in self._data.latents.shape[-2:])
+        score = self._world.score if self._world else None
+        return show_samples(
+            self._model, self._vae, self._tokenizer, samples.prompts, (height, width), score, samples.frames
+        )
+
+    def _initial(self, part: str) -> nnx.State:
+        """The parameters that training begins with."""
+        if part not in self.config.fresh:
+            return store.load_params(self._checkpoint, part, abstract_part(part, self._model, jnp.float32)[1])
+        if part == "dit":
+            return nnx.state(DiT(self._model.dit, rngs=nnx.Rngs(1)))
+        return nnx.state(UMT5Encoder(self._model.text, rngs=nnx.Rngs(2)))
+
+    def _trained(self, name: str) -> dict[str, Any]:
+        """The averaged DiT and text encoder of a stage."""
+        like = {part: abstract_part(part, self._model, jnp.float32)[1] for part in ("dit", "text")}
+        return load_average(self.folder / name, like)
+
+    def _provenance(self) -> dict[str, Any]:
+        stages: dict[str, Any] = {}
+        for name in ("vae", "dit", "rollout"):
+            if getattr(self.config, name) is not None:
+                done, wanted = steps_done(self.folder / name), self._steps(name)
+                stages[name] = {"steps": done, "of": wanted, "seconds": seconds_spent(self.folder / name)}
+        return {
+            "source": f"rfjax train --config {self.config.name}",
+            "weights": "ema",
+            "stages": stages,
+            "config": dict(self.config.content),
+        }
+
+
+def _checksum(params: Any) -> str:
+    return checksum(jax.tree.leaves(params))
