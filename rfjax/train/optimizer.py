@@ -1,4 +1,4 @@
-"""The optimizer of every stage: Muon for matrices and convolutions, Adam for the rest, and an average of the weights."""
+"""The optimizer of every stage: Muon for matrices and convolutions, Adam for the rest; an average of the weights."""
 
 from typing import Any
 
@@ -46,5 +46,5 @@ def optimizer(learning_rate: float, adam_learning_rate: float, steps: int, warmu
 
 def averaged(average: Any, params: Any, step: jax.Array, decay: float) -> Any:
     """Exponential moving average of parameters, which forgets the first steps faster than `decay` would."""
-    decay = jnp.minimum(decay, (1 + step) / (10 + step))
-    return jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), average, params)
+    keep = jnp.minimum(decay, (1 + step) / (10 + step))
+    return jax.tree.map(lambda a, p: a + (1 - keep) * (p - a), average, params)

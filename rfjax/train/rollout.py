@@ -253,7 +253,7 @@ def _scattered(key: Array, x0: Float[Array, "B W f C h w"]) -> Float[Array, "B W
     return jax.vmap(move)(jax.random.split(key, x0.shape[0]), x0)
 
 
-def _started(key: Array, x0: Array, noise: Array, start: Array, step: Array, sigmas: Array) -> Array:
+def _started(key: Array, x0: Array, noise: Array, start: Array | np.ndarray, step: Array, sigmas: Array) -> Array:
     """The noise of a ramp-up step, with that of the first block saying where things start."""
     window = x0.shape[1]
     place = window - 1 - step

@@ -9,12 +9,12 @@ import pytest
 from rfjax.train.loop import train
 from rfjax.train.vae import Phase, VAERecipe, chunk_of, vae_stage
 
-STEPS = 30
+STEPS = 120
 
 
 def plain_colours(seed, batch, size, frames):
-    """Videos of one colour each, which changes with time."""
-    rng = np.random.default_rng([seed, batch, size, frames])
+    """Videos of one colour each, which changes with time; there are two."""
+    rng = np.random.default_rng([seed % 2, batch, size, frames])
     ends = rng.integers(256, size=(2, batch, 1, 1, 1, 3))
     time = np.linspace(0, 1, frames)[:, None, None, None]
     return ((1 - time) * ends[0] + time * ends[1]).repeat(size, 2).repeat(size, 3).astype(np.uint8)
@@ -22,7 +22,7 @@ def plain_colours(seed, batch, size, frames):
 
 @pytest.fixture(scope="module")
 def stage(tiny_model):
-    recipe = VAERecipe((Phase(STEPS, 2, 8, 2, chunk_frames=2),), learning_rate=0.05, adam_learning_rate=0.01)
+    recipe = VAERecipe((Phase(STEPS, 2, 8, 2, chunk_frames=2),), learning_rate=0.05, adam_learning_rate=0.02)
     stage = vae_stage(tiny_model.vae, recipe, plain_colours)
     return replace(stage, show=lambda *_: {})
 
@@ -42,7 +42,7 @@ def test_loss_falls(stage):
     for number in range(STEPS):
         state, metrics = stage.step(state, number)
         psnr.append(float(metrics["psnr"]))
-    assert np.mean(psnr[-9:]) > np.mean(psnr[:9]) + 1
+    assert np.mean(psnr[-30:]) > np.mean(psnr[:30]) + 2
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(stage, tmp_path):
