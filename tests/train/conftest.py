@@ -40,7 +40,7 @@ num_layers = 1
 prediction = "clean"
 
 [vae]
-phases = [{ end = 4, batch = 2, size = 16, chunks = 1, chunk_frames = 4 }]
+phases = [{ end = 4, batch = 2, size = 16, chunks = 0, chunk_frames = 4 }]
 
 [encode]
 videos = 5

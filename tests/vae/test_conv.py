@@ -68,3 +68,22 @@ def test_upsample_conv_is_doubling_then_convolution():
 def test_halve_time_is_every_second_frame():
     x, kernel = normal(0, 2, 9, 2, 3, 16), normal(1, 3, 1, 1, 16, 16) / 7
     np.testing.assert_allclose(conv.halve_time(x, kernel), reference(x, kernel)[:, ::2], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [2, 3, 4])
+def test_gradients_of_the_short_convolution_are_those_of_the_direct_one(tile):
+    """It is trained through, and has a backward pass of its own."""
+    frames = 2 * tile
+    x, kernel = normal(0, 2, frames + 2, 5, 6, 16), normal(1, 3, 3, 3, 16, 16) / 20
+    weight = normal(2, 2, frames, 5, 6, 16)
+
+    def loss(form):
+        return lambda x, kernel: jnp.sum(weight * jnp.square(form(x, kernel)))
+
+    def direct(x, kernel):
+        return conv._taps_as_inputs([x[:, t : t + frames] for t in range(3)], kernel)
+
+    got = jax.grad(loss(lambda x, kernel: conv._short(x, kernel, tile, None)), (0, 1))(x, kernel)
+    wanted = jax.grad(loss(direct), (0, 1))(x, kernel)
+    for ours, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * float(jnp.abs(theirs).max()))
