@@ -17,9 +17,10 @@ class BuildWithCheckpoints(build_py):
         if self.editable_mode:
             return
         for name in CHECKPOINTS:
-            target = Path(self.build_lib, "rfjax", "checkpoints", name)
+            source, target = Path("checkpoints", name), Path(self.build_lib, "rfjax", "checkpoints", name)
             shutil.rmtree(target, ignore_errors=True)  # left by an earlier build
-            shutil.copytree(Path("checkpoints", name), target)
+            if source.is_dir():  # until it is trained, rfjax comes without it
+                shutil.copytree(source, target)
 
 
 setup(cmdclass={"build_py": BuildWithCheckpoints})
