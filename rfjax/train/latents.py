@@ -4,7 +4,7 @@ A data set is a folder of files `*.npz`, one a video, with
 
     latents   float16 [F, C, h, w], normalised; F is a whole number of blocks
     prompts   text, the prompt of each block
-    start     optional, int [N, 2]: row and column of the latent cell where each thing of the video starts
+    start     optional, int [N, 2]: row and column of the patch (the DiT's token) where each thing of the video starts
 
 All videos of a folder have one shape.
 """

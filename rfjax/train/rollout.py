@@ -48,8 +48,9 @@ class RolloutRecipe:
         steps: updates.
         batch: videos of a lane.
         lanes: batches that take turns, each at another step of its videos.
-        own: share of videos that run on the network's own estimates, at the start and at the end of the ramp.
-        own_steps: the updates between which the share goes from one to the other.
+        own: share of videos that run on the network's own estimates, at the start and at the end of a ramp.
+        start_boost: how much louder the noise says at first where things start; it goes to 0 with the ramp.
+        own_steps: the updates between which the ramp goes.
     """
 
     steps: int
@@ -59,6 +60,7 @@ class RolloutRecipe:
     adam_learning_rate: float = 0.002
     average: float = 0.998
     own: tuple[float, float] = (0.0, 0.9)
+    start_boost: float = 0.0
     own_steps: tuple[int, int] = (0, 1)
 
 
@@ -165,7 +167,7 @@ def rollout_stage(
     blocks, window = shape[1] // rolling.block_frames, rolling.window_blocks
     videos = rearrange(data.latents, "s (b f) c h w -> s b f c h w", f=rolling.block_frames)
     length = blocks + window - 1  # steps of one video, ramp-down included
-    roll = Roll(0, blocks - 1)
+    roll, patch = Roll(0, blocks - 1), config.dit.patch_size[1:]
     tx = optimizer(recipe.learning_rate, recipe.adam_learning_rate, recipe.steps)
     graphs = {"dit": nnx.graphdef(DiT(config.dit, rngs=nnx.Rngs(0))),
               "text": nnx.graphdef(UMT5Encoder(config.text, rngs=nnx.Rngs(0)))}  # fmt: skip
@@ -200,16 +202,17 @@ def rollout_stage(
 
     @partial(jax.jit, donate_argnums=(0,))
     def update(
-        state: RolloutState, batch: Batch, plan: StepPlan, step: Array, own_share: Array, number: Array, lane: Lane
+        state: RolloutState, batch: Batch, plan: StepPlan, step: Array, done: Array, number: Array, lane: Lane
     ) -> tuple[RolloutState, Lane, dict[str, Array]]:
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), 4)
+        own_share = recipe.own[0] + (recipe.own[1] - recipe.own[0]) * done
         own = jnp.where(step == 0, jax.random.bernoulli(keys[0], own_share, lane.own.shape), lane.own)
         x0 = jnp.where(step == 0, 0, lane.rolling.x0)
-        x0 = jnp.where((step == 1) | (step == 2), _scattered(keys[1], x0), x0)
+        x0 = jnp.where((step == 1) | (step == 2), _scattered(keys[1], x0, patch), x0)
         noise = jax.random.normal(keys[2], x0.shape)
-        noise = jnp.where(
-            step <= window - 1 - PROMPT_PLACE, _started(keys[3], x0, noise, batch.start, step, sigmas), noise
-        )
+        boost = (1 - done) * recipe.start_boost
+        said = _started(keys[3], x0, noise, jnp.asarray(batch.start), step, sigmas, patch, boost)
+        noise = jnp.where(step <= window - 1 - PROMPT_PLACE, said, noise)
         rolled = jax.tree.map(jax.lax.stop_gradient, lane.rolling._replace(x0=x0))
         (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params, rolled, batch, plan, noise)
         after, by_place, weight = aux
@@ -232,14 +235,13 @@ def rollout_stage(
         plan = plan_step(at.step, roll, rolling, config.dit.head_dim, config.dit.rope_theta)
         first, last = recipe.own_steps
         done = np.clip((number - first) / max(1, last - first), 0, 1)
-        share = recipe.own[0] + (recipe.own[1] - recipe.own[0]) * done
         lanes, lane = state.lanes, state.lanes[at.lane]
         new, lane, metrics = update(
             state._replace(lanes=()),
             batch_of(at),
             plan,
             jnp.int32(at.step),
-            jnp.float32(share),
+            jnp.float32(done),
             jnp.int32(number),
             lane,
         )
@@ -249,23 +251,27 @@ def rollout_stage(
     return Stage(init, step, lambda state, number, folder: show(state.average, number, folder))
 
 
-def _scattered(key: Array, x0: Float[Array, "B W f C h w"]) -> Float[Array, "B W f C h w"]:
-    """Every video's window moved on the torus by a random number of cells."""
+def _scattered(key: Array, x0: Float[Array, "B W f C h w"], patch: tuple[int, int]) -> Float[Array, "B W f C h w"]:
+    """Every video's window moved on the torus by a random number of patches."""
 
     def move(key: Array, x: Array) -> Array:
-        return jnp.roll(x, jax.random.randint(key, (2,), 0, jnp.array(x.shape[-2:])), axis=(-2, -1))
+        patches = jnp.array(x.shape[-2:]) // jnp.array(patch)
+        return jnp.roll(x, jax.random.randint(key, (2,), 0, patches) * jnp.array(patch), axis=(-2, -1))
 
     return jax.vmap(move)(jax.random.split(key, x0.shape[0]), x0)
 
 
-def _started(key: Array, x0: Array, noise: Array, start: Array | np.ndarray, step: Array, sigmas: Array) -> Array:
+def _started(
+    key: Array, x0: Array, noise: Array, start: Array, step: Array, sigmas: Array, patch: tuple[int, int], boost: Array
+) -> Array:
     """The noise of a ramp-up step, with that of the first block saying where things start."""
     window = x0.shape[1]
     place = window - 1 - step
     entering = jnp.concatenate([x0[:, 1:], jnp.zeros_like(x0[:, :1])], axis=1)
     first = jax.lax.dynamic_index_in_dim(entering, place, 1, keepdims=False)
     keys = jax.random.split(key, x0.shape[0])
-    said = jax.vmap(noise_for_start, in_axes=(0, 0, None, 0))(keys, first, sigmas[place], start)
+    say = partial(noise_for_start, patch=patch, boost=boost)
+    said = jax.vmap(say, in_axes=(0, 0, None, 0))(keys, first, sigmas[place], start)
     return jax.lax.dynamic_update_index_in_dim(noise, said, place, 1)
 
 

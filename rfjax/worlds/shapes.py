@@ -20,7 +20,7 @@ from rfjax.errors import InputError
 
 SIZE = 64  # pixels, both sides
 FPS = 16
-CELL = 8  # pixels a latent stands for, both sides
+PATCH = 16  # pixels a token of the diffusion model stands for, both sides
 COLOURS = {
     "red": (255, 0, 0),
     "green": (0, 255, 0),
@@ -218,13 +218,13 @@ class Clip(NamedTuple):
 
     frames: UInt8[np.ndarray, "T 64 64 3"]
     prompts: list[str]
-    start: Int[np.ndarray, "N 2"]  # row and column of the latent cell that each thing starts in
+    start: Int[np.ndarray, "N 2"]  # row and column of the patch that each thing starts in
 
 
 def random_clip(rng: np.random.Generator, blocks: int) -> Clip:
     """A video to train the diffusion model on: whole blocks of one or two things, half of them with a new motion.
 
-    Every thing starts in the middle of a latent cell, so that the noise can say where (see `rfjax.train.start`).
+    Every thing starts in the middle of a patch, so that the noise can say where (see `rfjax.train.start`).
 
     Raises:
         InputError: there are fewer than 4 blocks, too few for a new motion to come and be seen.
@@ -233,7 +233,7 @@ def random_clip(rng: np.random.Generator, blocks: int) -> Clip:
         raise InputError(f"clips of {blocks} blocks: the shapes world makes 4 or more")
     scene = sample_scene(rng, things=1 if rng.random() < 0.65 else 2)
     n = len(scene.things)
-    cells = rng.integers(SIZE // CELL, size=(n, 2))  # row, column
+    patches = rng.integers(SIZE // PATCH, size=(n, 2))  # row, column
     scenes = [scene] * blocks
     border = int(rng.integers(2, 2 * blocks - 4))
     for block in range(border, blocks):
@@ -242,6 +242,6 @@ def random_clip(rng: np.random.Generator, blocks: int) -> Clip:
         scenes[block] = scene
     frames = _FIRST_FRAMES + _BLOCK_FRAMES * (blocks - 1)
     velocities = np.array([[thing.motion.velocity for thing in s.things] for s in scenes])[block_of_frame(frames)]
-    centres = trajectory((cells[:, ::-1] + 0.5) * CELL, velocities)
+    centres = trajectory((patches[:, ::-1] + 0.5) * PATCH, velocities)
     named = rng.random() < (0.3 if scene.background == DEFAULT_BACKGROUND else 1)
-    return Clip(render(scene, centres), [s.prompt(name_background=named) for s in scenes], cells)
+    return Clip(render(scene, centres), [s.prompt(name_background=named) for s in scenes], patches)
