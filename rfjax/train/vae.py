@@ -50,7 +50,7 @@ class VAERecipe:
         phases: in order.
         learning_rate, adam_learning_rate: peaks, of Muon and Adam (see `rfjax.train.optimizer`).
         average: decay of the weights' moving average.
-        latent_noise: standard deviation of the noise on latents, under which they must decode.
+        latent_noise: standard deviation of the noise on latents, under which they must decode, in units of their own.
         latent_weight: of the latents' mean square, which keeps them small.
     """
 
@@ -111,7 +111,8 @@ def vae_stage(config: VAEConfig, recipe: VAERecipe, source: Source, seed: int = 
         vae = nnx.merge(graph, params)
         before = stream or (None, None)
         mean, encoder = vae.encoder(pixels, before[0])
-        noisy = mean + recipe.latent_noise * jax.random.normal(key, mean.shape)
+        spread = jax.lax.stop_gradient(jnp.std(mean, axis=(0, 1, 2, 3)))
+        noisy = mean + recipe.latent_noise * spread * jax.random.normal(key, mean.shape)
         output, decoder = vae.decoder(noisy, before[1])
         square, absolute = loss_terms(pixels, output)
         total = square + 0.05 * absolute + recipe.latent_weight * jnp.mean(jnp.square(mean))
