@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from rfjax.config import ModelConfig
-from rfjax.dit.model import DiT
 from rfjax.engine import checksum
 from rfjax.errors import InputError
 from rfjax.text.model import UMT5Encoder
@@ -29,6 +28,7 @@ from rfjax.train import latents
 from rfjax.train.config import TrainConfig
 from rfjax.train.encode import encode, is_encoded, read_statistics
 from rfjax.train.export import export
+from rfjax.train.initial import initial_dit
 from rfjax.train.loop import Metrics, Stage, load_average, seconds_spent, steps_done, train
 from rfjax.train.rollout import rollout_stage
 from rfjax.train.samples import show_samples
@@ -218,7 +218,7 @@ class Run:
         if part not in self.config.fresh:
             return store.load_params(self._checkpoint, part, abstract_part(part, self._model, jnp.float32)[1])
         if part == "dit":
-            return nnx.state(DiT(self._model.dit, rngs=nnx.Rngs(1)))
+            return initial_dit(self._model.dit, seed=1)
         return nnx.state(UMT5Encoder(self._model.text, rngs=nnx.Rngs(2)))
 
     def _trained(self, name: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, UInt8
 
 from rfjax.config import VAEConfig
 from rfjax.train.draw import contact_sheet
+from rfjax.train.initial import initial_vae
 from rfjax.train.loop import Metrics, Stage
 from rfjax.train.optimizer import averaged, optimizer
 from rfjax.vae.model import VAE, to_uint8
@@ -92,19 +93,9 @@ def loss_terms(target: Float[Array, "B T H W 3"], output: Float[Array, "B T H W 
     return jnp.mean(jnp.square(error)), charbonnier + edges
 
 
-def zero_residuals(state: nnx.State) -> nnx.State:
-    """Lets every residual block start as its shortcut, which trains far faster."""
-
-    def zero(path: tuple, leaf: Array) -> Array:
-        name = ".".join(str(getattr(key, "key", key)) for key in path)
-        return jnp.zeros_like(leaf) if "conv2.kernel" in name or "attention.out.kernel" in name else leaf
-
-    return jax.tree_util.tree_map_with_path(zero, state)
-
-
 def vae_stage(config: VAEConfig, recipe: VAERecipe, source: Source, seed: int = 0) -> Stage:
     """The stage that trains a VAE on the streams of `source`."""
-    graph, fresh = nnx.split(VAE(config, rngs=nnx.Rngs(seed)))
+    graph = nnx.graphdef(VAE(config, rngs=nnx.Rngs(seed)))
     tx = optimizer(recipe.learning_rate, recipe.adam_learning_rate, recipe.phases[-1].end)
 
     def loss(params: Any, pixels: Array, stream: Any, key: Array) -> tuple[Array, Any]:
@@ -131,7 +122,7 @@ def vae_stage(config: VAEConfig, recipe: VAERecipe, source: Source, seed: int = 
         return new, {"psnr": 10 * jnp.log10(4 / square), "std": std}
 
     def init(number: int) -> VAEState:
-        params = zero_residuals(fresh)
+        params = initial_vae(config, seed)
         state = VAEState(params, params, tx.init(params), None)
         if number == 0:
             return state
