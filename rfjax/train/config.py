@@ -66,7 +66,7 @@ class ExportConfig:
 
 _SECTIONS = {
     "data": DataConfig, "vae": VAERecipe, "encode": EncodeRecipe, "dit": RolloutRecipe, "rollout": RolloutRecipe,
-    "samples": SampleConfig, "export": ExportConfig,
+    "decoder": VAERecipe, "samples": SampleConfig, "export": ExportConfig,
 }  # fmt: skip
 
 
@@ -91,6 +91,7 @@ class TrainConfig:
     vae: VAERecipe | None = None
     encode: EncodeRecipe | None = None
     rollout: RolloutRecipe | None = None
+    decoder: VAERecipe | None = None
     export: ExportConfig = ExportConfig()
 
     @property
@@ -200,23 +201,29 @@ def _faults_of_data(config: TrainConfig) -> dict[str, bool]:
         "[vae] and [encode]: the data are encoded already (data.latents); leave them out": (
             not world and config.vae is not None
         ),
+        "[decoder] goes on from the VAE of [vae], which is missing": config.decoder is not None and config.vae is None,
         "samples.prompts is empty": not config.samples.prompts,
     }
 
 
-def _faults_of_recipes(config: TrainConfig) -> dict[str, bool]:
-    phases = config.vae.phases if config.vae else ()
+def _faults_of_phases(config: TrainConfig, name: str) -> dict[str, bool]:
+    recipe = getattr(config, name)
+    phases = recipe.phases if recipe else ()
     ends = [0, *(phase.end for phase in phases)]
     space, time = config.model.vae.spatial_stride, config.model.vae.temporal_stride
-    faults = {
-        "vae.phases is empty": config.vae is not None and not phases,
-        "vae.phases: end must grow from phase to phase": any(a >= b for a, b in pairwise(ends)),
-        f"vae.phases: size must be a multiple of {space}, the VAE's stride": any(p.size % space for p in phases),
-        f"vae.phases: chunk_frames must be a multiple of {time}, the VAE's stride": any(
+    return {
+        f"{name}.phases is empty": recipe is not None and not phases,
+        f"{name}.phases: end must grow from phase to phase": any(a >= b for a, b in pairwise(ends)),
+        f"{name}.phases: size must be a multiple of {space}, the VAE's stride": any(p.size % space for p in phases),
+        f"{name}.phases: chunk_frames must be a multiple of {time}, the VAE's stride": any(
             phase.chunk_frames % time for phase in phases
         ),
     }
-    for name in ("vae", "dit", "rollout"):
+
+
+def _faults_of_recipes(config: TrainConfig) -> dict[str, bool]:
+    faults = _faults_of_phases(config, "vae") | _faults_of_phases(config, "decoder")
+    for name in ("vae", "dit", "rollout", "decoder"):
         recipe = getattr(config, name)
         faults[f"{name}.average must be below 1"] = recipe is not None and recipe.average >= 1
     for name in ("dit", "rollout"):

@@ -1,9 +1,9 @@
 """A training run, in which each stage goes on where it stopped. Its folder holds
 
-    tokenizer/            of the world
-    vae/ dit/ rollout/    see `rfjax.train.loop`
-    encode/               the encoded videos and their statistics
-    checkpoint/           what is exported
+    tokenizer/                     of the world
+    vae/ dit/ rollout/ decoder/    see `rfjax.train.loop`
+    encode/                        the encoded videos and their statistics
+    checkpoint/                    what is exported
 
 Beside what a stage has made stands what it was made from, so that results of different runs are not mixed.
 """
@@ -39,7 +39,7 @@ from rfjax.weights.parts import abstract_part
 from rfjax.worlds import World, find_world
 
 _LOG_EVERY = 20
-_NEEDS = {"encode": "vae", "dit": "encode", "rollout": "dit"}
+_NEEDS = {"encode": "vae", "dit": "encode", "rollout": "dit", "decoder": "vae"}
 _SEEDS = {"dit": 0, "rollout": 1}
 
 
@@ -92,11 +92,18 @@ class Run:
 
     def _steps(self, name: str) -> int:
         recipe = getattr(self.config, name)
-        return recipe.phases[-1].end if name == "vae" else recipe.steps
+        return recipe.phases[-1].end if name in ("vae", "decoder") else recipe.steps
 
     def _run_vae(self) -> bool:
         assert self.config.vae is not None and self._world is not None
         return self._train("vae", vae_stage(self.config.model.vae, self.config.vae, self._world.streams))
+
+    def _run_decoder(self) -> bool:
+        assert self.config.decoder is not None and self._world is not None
+        self._begin("decoder", {"vae": _checksum(self._vae)})
+        return self._train(
+            "decoder", vae_stage(self.config.model.vae, self.config.decoder, self._world.streams, self._vae)
+        )
 
     def _run_encode(self) -> bool:
         recipe = self.config.encode
@@ -117,7 +124,7 @@ class Run:
         source = next((name for name in ("rollout", "dit") if steps_done(self.folder / name)), None)
         if source is None:
             raise InputError(f"{self.folder}: export needs dit, which has not begun; run --stage dit")
-        path, params = self.folder / "checkpoint", self._trained(source) | {"vae": self._vae}
+        path, params = self.folder / "checkpoint", self._trained(source) | {"vae": self._finished_vae}
         export(path, self._model, params, self._tokenizer.directory, self._provenance(), self.config.export.dtype)
         self.say(f"{path}: the weights of {source} at step {steps_done(self.folder / source)}")
         return True
@@ -186,6 +193,14 @@ class Run:
             return store.load_params(self._checkpoint, "vae", abstract)
         return load_average(self.folder / "vae", abstract)
 
+    @property
+    def _finished_vae(self) -> nnx.State:
+        """The VAE with the decoder that was trained on, if it was."""
+        if not steps_done(self.folder / "decoder"):
+            return self._vae
+        like = nnx.State({"decoder": self._vae["decoder"]})
+        return nnx.State({**self._vae, **load_average(self.folder / "decoder", like)})
+
     @cached_property
     def _data(self) -> latents.LatentSet:
         """The encoded videos, checked against the model."""
@@ -228,7 +243,7 @@ class Run:
 
     def _provenance(self) -> dict[str, Any]:
         stages: dict[str, Any] = {}
-        for name in ("vae", "dit", "rollout"):
+        for name in ("vae", "dit", "rollout", "decoder"):
             if getattr(self.config, name) is not None:
                 done, wanted = steps_done(self.folder / name), self._steps(name)
                 stages[name] = {"steps": done, "of": wanted, "seconds": seconds_spent(self.folder / name)}

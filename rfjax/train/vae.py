@@ -93,13 +93,28 @@ def loss_terms(target: Float[Array, "B T H W 3"], output: Float[Array, "B T H W 
     return jnp.mean(jnp.square(error)), charbonnier + edges
 
 
-def vae_stage(config: VAEConfig, recipe: VAERecipe, source: Source, seed: int = 0) -> Stage:
-    """The stage that trains a VAE on the streams of `source`."""
+def vae_stage(
+    config: VAEConfig, recipe: VAERecipe, source: Source, trained: nnx.State | None = None, seed: int = 0
+) -> Stage:
+    """The stage that trains a VAE on the streams of `source`.
+
+    Args:
+        config: of the VAE.
+        recipe: how.
+        source: of the videos.
+        trained: parameters to go on from. Then only the decoder is trained: the latents stay what they are, and with
+            them whatever was trained on them.
+        seed: of all randomness.
+    """
     graph = nnx.graphdef(VAE(config, rngs=nnx.Rngs(seed)))
     tx = optimizer(recipe.learning_rate, recipe.adam_learning_rate, recipe.phases[-1].end)
+    fixed = nnx.State({} if trained is None else {"encoder": trained["encoder"]})
 
-    def loss(params: Any, pixels: Array, stream: Any, key: Array) -> tuple[Array, Any]:
-        vae = nnx.merge(graph, params)
+    def whole(params: nnx.State, fixed: nnx.State) -> nnx.State:
+        return nnx.State({**fixed, **params})
+
+    def loss(params: Any, fixed: nnx.State, pixels: Array, stream: Any, key: Array) -> tuple[Array, Any]:
+        vae = nnx.merge(graph, whole(params, fixed))
         before = stream or (None, None)
         mean, encoder = vae.encoder(pixels, before[0])
         spread = jax.lax.stop_gradient(jnp.std(mean, axis=(0, 1, 2, 3)))
@@ -110,10 +125,12 @@ def vae_stage(config: VAEConfig, recipe: VAERecipe, source: Source, seed: int = 
         return total, ((encoder, decoder), square, jnp.std(mean))
 
     @jax.jit
-    def update(state: VAEState, pixels: Array, stream: Any, number: Array) -> tuple[VAEState, dict[str, Array]]:
+    def update(
+        state: VAEState, fixed: nnx.State, pixels: Array, stream: Any, number: Array
+    ) -> tuple[VAEState, dict[str, Array]]:
         pixels = pixels.astype(jnp.float32) / 127.5 - 1
         key = jax.random.fold_in(jax.random.key(seed), number)
-        (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params, pixels, stream, key)
+        (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params, fixed, pixels, stream, key)
         stream, square, std = aux
         updates, opt = tx.update(grads, state.optimizer, state.params)
         params = jax.tree.map(jnp.add, state.params, updates)
@@ -122,23 +139,24 @@ def vae_stage(config: VAEConfig, recipe: VAERecipe, source: Source, seed: int = 
         return new, {"psnr": 10 * jnp.log10(4 / square), "std": std}
 
     def init(number: int) -> VAEState:
-        params = initial_vae(config, seed)
+        params = initial_vae(config, seed) if trained is None else nnx.State({"decoder": trained["decoder"]})
         state = VAEState(params, params, tx.init(params), None)
         if number == 0:
             return state
         # The state of the streams is the same after any chunk; here it is that after the first.
         chunks = (chunk_of(recipe.phases, source, n) for n in range(number - 1, -1, -1))
         first = next(pixels for pixels, starts in chunks if starts)
-        return jax.eval_shape(update, state, first, None, jnp.int32(0))[0]
+        return jax.eval_shape(update, state, fixed, first, None, jnp.int32(0))[0]
 
     def step(state: VAEState, number: int) -> tuple[VAEState, dict[str, Array]]:
         pixels, starts = chunk_of(recipe.phases, source, number)
-        return update(state._replace(stream=None), pixels, None if starts else state.stream, jnp.int32(number))
+        stream = None if starts else state.stream
+        return update(state._replace(stream=None), fixed, pixels, stream, jnp.int32(number))
 
     def show(state: VAEState, number: int, folder: Path) -> Metrics:
         frames = 1 + config.temporal_stride * (_SHOWN_LATENTS - 1)
         pixels = source(UNSEEN, _SHOWN_STREAMS, recipe.phases[-1].size, frames)
-        return evaluate(config, graph, state.average, pixels, folder / "samples" / f"{number:06d}.png")
+        return evaluate(config, graph, whole(state.average, fixed), pixels, folder / "samples" / f"{number:06d}.png")
 
     return Stage(init, step, show)
 
