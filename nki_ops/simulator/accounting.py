@@ -53,13 +53,14 @@ class Counts:
         self.seconds[engine] += seconds * times
         self.by_operation[engine, operation] += seconds * times
 
-    def dma(self, operation: str, route: str, moved: int, run: float, seconds: float, times: int) -> None:
-        """One DMA of `moved` payload bytes, in descriptors of `run` contiguous bytes."""
+    def dma(self, operation: str, route: str, moved: int, run: float | None, seconds: float, times: int) -> None:
+        """One DMA of `moved` payload bytes, in descriptors of `run` contiguous bytes (None: a transpose)."""
         self.engine("dma", operation, seconds, times)
         hbm_bytes = moved * route.count("hbm")
         self.engine("hbm", operation, hbm_bytes / costs.HBM_RATE, times)
         self.dma_bytes[route] += moved * times
-        self.dma_runs[int(run)] += moved * times
+        if run is not None:
+            self.dma_runs[int(run)] += moved * times
 
 
 class AddressMap:

@@ -1,6 +1,7 @@
 """One instruction being issued: the checks that all share, access to data, and what it is charged."""
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,8 @@ class Instruction:
         self.core.counts.instructions[op] += self.core.times
         self.dynamic = False
         self.live = not self.core.folded
-        operands = [*((n, t, True) for n, t in writes.items()), *((n, t, False) for n, t in reads.items())]
+        # Reads come first: in place, what is read is what was there before.
+        operands = [*((n, t, False) for n, t in reads.items()), *((n, t, True) for n, t in writes.items())]
         operands = [o for o in operands if isinstance(o[1], NkiTensor) or o[2]]
         for name, tensor, written in operands:
             if not isinstance(tensor, NkiTensor):
@@ -92,22 +94,9 @@ class Instruction:
             self._check_owner(name, t, written)
 
     def _check_access(self, name: str, t: NkiTensor) -> None:
-        """What the engines' access patterns can express."""
-        partitions, start = t.shape[0], start_partition(t)
-        step = next(step for most, step in START_STEPS if partitions <= most)
-        if start % step:
-            allowed = "/".join(str(p) for p in range(0, 128, step))
-            self.fail(f"{name} start partition {start} with {partitions} partitions must be {allowed}")
-        pairs = layout.collapsed(t.shape[1:], t.strides[1:])
-        if len(pairs) > MAX_FREE_DIMS:
-            self.fail(f"{name} access pattern has {len(pairs)} free dimensions, exceeds maximum {MAX_FREE_DIMS}")
-        for stride, count in pairs:
-            if count > MAX_COUNT:
-                self.fail(f"{name} access pattern count {count} exceeds maximum {MAX_COUNT}")
-            if abs(stride) > MAX_STRIDE:
-                self.fail(f"{name} access pattern stride {stride} exceeds maximum {MAX_STRIDE}")
-        if free_size(t) > MAX_FREE[t.buffer]:
-            self.fail(f"{name} free size {free_size(t)} exceeds maximum {MAX_FREE[t.buffer]} in {t.buffer.value}")
+        problem = access_problem(t.shape, t.strides, start_partition(t), t.buffer)
+        if problem is not None:
+            self.fail(f"{name} {problem}")
 
     def _check_owner(self, name: str, t: NkiTensor, written: bool) -> None:
         storage, item = t.storage, dtypes.itemsize(t.dtype)
@@ -213,6 +202,28 @@ class Instruction:
             return
         slow = max(costs.stride_factor(inner_stride(t), t.dtype) for t in tensors)
         self.charge(costs.stream_cycles(passes * slow, elements, self.dynamic) + extra)
+
+
+@lru_cache(maxsize=65536)
+def access_problem(shape: tuple[int, ...], strides: tuple[int, ...], start: int, region: MemoryRegion) -> str | None:
+    """Why an engine's access pattern cannot express a view that starts at partition `start`; None if it can."""
+    partitions = shape[0]
+    step = next(step for most, step in START_STEPS if partitions <= most)
+    if start % step:
+        allowed = "/".join(str(p) for p in range(0, 128, step))
+        return f"start partition {start} with {partitions} partitions must be {allowed}"
+    pairs = layout.collapsed(shape[1:], strides[1:])
+    if len(pairs) > MAX_FREE_DIMS:
+        return f"access pattern has {len(pairs)} free dimensions, exceeds maximum {MAX_FREE_DIMS}"
+    for stride, count in pairs:
+        if count > MAX_COUNT:
+            return f"access pattern count {count} exceeds maximum {MAX_COUNT}"
+        if abs(stride) > MAX_STRIDE:
+            return f"access pattern stride {stride} exceeds maximum {MAX_STRIDE}"
+    elements = math.prod(shape[1:])
+    if elements > MAX_FREE[region]:
+        return f"free size {elements} exceeds maximum {MAX_FREE[region]} in {region.value}"
+    return None
 
 
 def free_size(t: NkiTensor) -> int:

@@ -86,7 +86,7 @@ def dma_transpose(
     item = dtypes.itemsize(src.dtype)
     from_hbm = not src.buffer.on_chip
     seconds = costs.transpose_seconds(src.size, item, dst.shape[0], dst.shape[-1], from_hbm)
-    _charge(run, _route(dst, src), src.size * item, dst.shape[-1] * item, seconds, dge_mode, src)
+    _charge(run, f"{_route(dst, src)} transposed", src.size * item, None, seconds, dge_mode, src)
     if run.live:
         values, valid = _gather(run, src, oob_mode)
         if isinstance(valid, np.ndarray):
@@ -347,7 +347,7 @@ def _run_length(t: NkiTensor) -> int:
 
 
 def _charge(
-    run: Instruction, route: str, moved: int, run_bytes: float, seconds: float, mode: Dge, *tensors: NkiTensor
+    run: Instruction, route: str, moved: int, run_bytes: float | None, seconds: float, mode: Dge, *tensors: NkiTensor
 ) -> None:
     counts, times = run.core.counts, run.core.times
     counts.dma(run.op, route, moved, run_bytes, seconds, times)

@@ -225,7 +225,8 @@ class NkiTensor(NKIObject):
             offset += start * stride
             if self.indirection is not None and self.indirection.per_partition and dim == 0 and shape[0] != size:
                 raise NkiValidationError(f"index cuts the indirect dimension of {self}")
-        keep = [d for d in range(self.ndim) if d not in self._droppable(dropped)]
+        gone = self._droppable(dropped) if dropped else ()
+        keep = [d for d in range(self.ndim) if d not in gone]
         return self._view([shape[d] for d in keep], [strides[d] for d in keep], offset)
 
     def _range(self, dim: int, key: Any) -> tuple[int, int, int]:

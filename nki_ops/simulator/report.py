@@ -20,7 +20,7 @@ class Report:
         operation_seconds: the same by "engine operation".
         instructions: calls by operation.
         dma_bytes: payload by route, "hbm->sbuf" and so on.
-        dma_runs: payload by contiguous bytes that a descriptor moves.
+        dma_runs: payload of the copies by contiguous bytes that a descriptor moves.
         sbuf_peak, psum_peak: bytes a partition live at once; PSUM counts whole banks of 2 KiB.
         cores: on how many cores the kernel ran.
         per_core: with two cores, the report of each; this report is then the slower one's.
