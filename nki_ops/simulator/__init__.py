@@ -9,6 +9,7 @@ from nki_ops.simulator.errors import NkiRangeWarning, NkiValidationError, Simula
 from nki_ops.simulator.install import install
 from nki_ops.simulator.launch import TensorSpec, jit, profile, simulate
 from nki_ops.simulator.report import Report
+from nki_ops.simulator.subset import Violation, check_subset
 
 __all__ = [
     "NkiRangeWarning",
@@ -16,6 +17,8 @@ __all__ = [
     "Report",
     "SimulatorError",
     "TensorSpec",
+    "Violation",
+    "check_subset",
     "install",
     "jit",
     "profile",

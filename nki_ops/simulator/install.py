@@ -4,17 +4,17 @@ import importlib
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Any
 
-from nki_ops.simulator import enums, isa, language, nki, typing
+from nki_ops.simulator import collectives, enums, isa, language, nki, typing
 from nki_ops.simulator.errors import SimulatorError
 
-_MODULES = {
+_MODULES: dict[str, ModuleType] = {
     "nki": nki,
     "nki.language": language,
     "nki.isa": isa,
     "nki.isa.constants": enums,  # an older home of the enumerations
     "nki.typing": typing,
+    "nki.collectives": collectives,
 }
 
 
@@ -34,7 +34,7 @@ def install() -> None:
     # What is left of a placeholder package would shadow ours.
     for name in [n for n in sys.modules if n == "nki" or n.startswith("nki.")]:
         del sys.modules[name]
-    sys.modules.update(_MODULES | {"nki.collectives": _Collectives("nki.collectives")})
+    sys.modules.update(_MODULES)
 
 
 def _real_package() -> str | None:
@@ -48,16 +48,3 @@ def _real_package() -> str | None:
         return None
     works = hasattr(package, "jit") and hasattr(instructions, "nc_matmul")
     return str(spec.origin or spec.submodule_search_locations) if works else None
-
-
-class _Collectives(ModuleType):
-    """Collectives between devices are not simulated (AWS's simulator has none either)."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def refuse(*_: Any, **__: Any) -> None:
-            raise SimulatorError(f"nki.collectives.{name} is not simulated")
-
-        return refuse

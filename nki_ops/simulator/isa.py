@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+from nki_ops.simulator import enums as constants  # an older home of the enumerations
 from nki_ops.simulator.core import current
 from nki_ops.simulator.enums import (
     dge_mode,
@@ -95,6 +96,7 @@ __all__ = [
     "affine_select",
     "bn_aggr",
     "bn_stats",
+    "constants",
     "core_barrier",
     "dge_mode",
     "dma_compute",

@@ -1,6 +1,6 @@
 """The `nki` package itself: what `import nki` gives."""
 
-from nki_ops.simulator import isa, language, typing
+from nki_ops.simulator import collectives, isa, language, typing
 from nki_ops.simulator.launch import Kernel, jit, simulate
 
-__all__ = ["Kernel", "isa", "jit", "language", "simulate", "typing"]
+__all__ = ["Kernel", "collectives", "isa", "jit", "language", "simulate", "typing"]
