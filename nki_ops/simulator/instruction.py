@@ -1,6 +1,7 @@
 """One instruction being issued: the checks that all share, access to data, and what it is charged."""
 
 import math
+import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -265,14 +266,23 @@ def scalar_index(index: NkiTensor | VirtualRegister) -> int:
     return value
 
 
-def check_enum(op: str, name: str, value: Any, kind: type) -> None:
-    """Enum parameters take members, no raw integers."""
-    if not isinstance(value, kind):
-        raise NkiValidationError(f"{op} {name} must be a nisa.{kind.__name__}, got {value!r}")
+def as_enum(op: str, name: str, value: Any, kind: type) -> Any:
+    """A member of an enumeration; its raw number, which NKI refuses since 0.3, works with a warning."""
+    if isinstance(value, kind):
+        return value
+    try:
+        member = kind(value)
+    except ValueError:
+        raise NkiValidationError(f"{op} {name} must be a nisa.{kind.__name__}, got {value!r}") from None
+    warnings.warn(
+        f"{op} {name}={value!r}: NKI refuses raw numbers; use nisa.{member}", DeprecationWarning, stacklevel=4
+    )
+    return member
 
 
-def check_engine(op: str, value: Any, *allowed: Engine) -> None:
-    """The engine is one that can run the operation, or left to the compiler."""
-    check_enum(op, "engine", value, Engine)
-    if value is not Engine.unknown and value not in allowed:
-        raise NkiValidationError(f"{op} engine must be {' or '.join(e.name for e in allowed)}, got {value.name}")
+def as_engine(op: str, value: Any, *allowed: Engine) -> Engine:
+    """The engine, which must be able to run the operation, or be left to the compiler."""
+    chosen = as_enum(op, "engine", value, Engine)
+    if chosen is not Engine.unknown and chosen not in allowed:
+        raise NkiValidationError(f"{op} engine must be {' or '.join(e.name for e in allowed)}, got {chosen.name}")
+    return chosen

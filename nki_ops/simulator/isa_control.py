@@ -11,7 +11,7 @@ from nki_ops.simulator.enums import MemoryRegion, nc_version
 from nki_ops.simulator.enums import dma_engine as DmaEngine
 from nki_ops.simulator.enums import engine as Engine
 from nki_ops.simulator.errors import NkiValidationError, SimulatorError
-from nki_ops.simulator.instruction import SBUF, Instruction, check_enum, free_size
+from nki_ops.simulator.instruction import SBUF, Instruction, as_enum, free_size
 from nki_ops.simulator.memory import NkiTensor
 from nki_ops.simulator.registers import VirtualRegister
 
@@ -90,7 +90,7 @@ def core_barrier(
     data: NkiTensor, cores: tuple[int, ...], engine: Engine = Engine.gpsimd, name: str | None = None
 ) -> None:
     """Both cores of an LNC2 launch wait here for each other."""
-    check_enum("core_barrier", "engine", engine, Engine)
+    as_enum("core_barrier", "engine", engine, Engine)
     core = _need_two_cores("core_barrier")
     if tuple(cores) != (0, 1):
         raise NkiValidationError(f"core_barrier cores {tuple(cores)} must be (0, 1)")
@@ -113,7 +113,7 @@ def sendrecv(
     name: str | None = None,
 ) -> Instruction:
     """Sends `src` to one core's `dst` and receives into this `dst` from another; both in SBUF."""
-    check_enum("sendrecv", "dma_engine", dma_engine, DmaEngine)
+    dma_engine = as_enum("sendrecv", "dma_engine", dma_engine, DmaEngine)
     core = _need_two_cores("sendrecv")
     run = Instruction("sendrecv", Engine.dma, {"dst": dst}, {"src": src})
     run.on(SBUF, src=src, dst=dst)

@@ -14,7 +14,7 @@ from nki_ops.simulator.instruction import (
     OTHER_MARK,
     SBUF,
     Instruction,
-    check_enum,
+    as_enum,
     known_index,
     mark_written,
 )
@@ -37,8 +37,8 @@ def dma_copy(
     name: str | None = None,
 ) -> Instruction:
     """dst = src, elements in row-major order; other dtypes go through float32. HBM and SBUF only."""
-    run = _start("dma_copy", dst, {"src": src}, priority, oob_mode, dge_mode)
-    check_enum("dma_copy", "engine", engine, Engine)
+    run, oob_mode, dge_mode = _start("dma_copy", dst, {"src": src}, priority, oob_mode, dge_mode)
+    engine = as_enum("dma_copy", "engine", engine, Engine)
     if engine is not Engine.unknown and (dge_mode is not Dge.hwdge or engine not in (Engine.sync, Engine.scalar)):
         run.fail(f"engine {engine.name}: only sync or scalar, and only with dge_mode.hwdge")
     if dst.size != src.size:
@@ -67,7 +67,7 @@ def dma_transpose(
     name: str | None = None,
 ) -> Instruction:
     """dst = src with axes (1, 0), (2, 1, 0) or (3, 1, 2, 0), into SBUF."""
-    run = _start("dma_transpose", dst, {"src": src}, priority, oob_mode, dge_mode)
+    run, oob_mode, dge_mode = _start("dma_transpose", dst, {"src": src}, priority, oob_mode, dge_mode)
     order = _AXES.get(src.ndim)
     if order is None or (axes is not None and tuple(axes) != order):
         run.fail(f"axes {axes} of a {src.ndim}-d src must be {order or 'those of 2 to 4 dimensions'}")
@@ -105,7 +105,8 @@ def dma_compute(
     name: str | None = None,
 ) -> Instruction:
     """dst = sum of srcs in float32, by the DMA engines. A gathered source or a scattered dst makes it += ."""
-    run = _start("dma_compute", dst, {f"srcs[{i}]": s for i, s in enumerate(srcs)}, None, oob_mode, Dge.unknown)
+    sources = {f"srcs[{i}]": s for i, s in enumerate(srcs)}
+    run, oob_mode, _ = _start("dma_compute", dst, sources, None, oob_mode, Dge.unknown)
     if reduce_op is not ops.add:
         run.fail(f"reduce_op {reduce_op!r} must be nl.add")
     if not 1 <= len(srcs) <= MAX_SOURCES:
@@ -136,15 +137,14 @@ def dma_compute(
 # ---- checks
 
 
-def _start(op: str, dst: Any, srcs: dict[str, Any], priority: Any, oob: Any, dge: Any) -> Instruction:
-    check_enum(op, "oob_mode", oob, Oob)
-    check_enum(op, "dge_mode", dge, Dge)
+def _start(op: str, dst: Any, srcs: dict[str, Any], priority: Any, oob: Any, dge: Any) -> tuple[Instruction, Oob, Dge]:
+    oob, dge = as_enum(op, "oob_mode", oob, Oob), as_enum(op, "dge_mode", dge, Dge)
     if priority is not None:
         raise NkiValidationError(f"{op} priority needs NeuronCore-v4 (trn3)")
     for name, t in srcs.items():
         if not isinstance(t, NkiTensor):
             raise NkiValidationError(f"{op} {name} must be a tensor, got {type(t).__name__}")
-    return Instruction(op, Engine.dma, {"dst": dst}, srcs)
+    return Instruction(op, Engine.dma, {"dst": dst}, srcs), oob, dge
 
 
 def _by_rows(t: NkiTensor) -> bool:

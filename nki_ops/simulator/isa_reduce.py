@@ -12,7 +12,7 @@ from nki_ops.simulator import costs, dtypes, ops
 from nki_ops.simulator.enums import engine as Engine
 from nki_ops.simulator.enums import reduce_cmd as Cmd
 from nki_ops.simulator.errors import NkiValidationError
-from nki_ops.simulator.instruction import Instruction, check_enum, free_size, start_partition
+from nki_ops.simulator.instruction import Instruction, as_enum, free_size, start_partition
 from nki_ops.simulator.isa_vector import FP32, check_binary, check_scalar_ops, scalar_op
 from nki_ops.simulator.memory import NkiTensor
 from nki_ops.simulator.ops import Op
@@ -72,7 +72,7 @@ def tensor_scalar_reduce(
     name: str | None = None,
 ) -> Instruction:
     """dst = data <op0> operand0, and a reduction of that over all free dimensions into reduce_res."""
-    check_enum("tensor_scalar_reduce", "reduce_cmd", reduce_cmd, Cmd)
+    reduce_cmd = as_enum("tensor_scalar_reduce", "reduce_cmd", reduce_cmd, Cmd)
     if reduce_op not in (ops.add, ops.multiply, ops.maximum, ops.minimum):
         raise NkiValidationError(
             f"tensor_scalar_reduce reduce_op {reduce_op!r} must be add, multiply, maximum, minimum"
@@ -117,7 +117,7 @@ def select_reduce(
     name: str | None = None,
 ) -> Instruction:
     """dst = on_true where predicate, else on_false (a number or column); maxima into reduce_res."""
-    check_enum("select_reduce", "reduce_cmd", reduce_cmd, Cmd)
+    reduce_cmd = as_enum("select_reduce", "reduce_cmd", reduce_cmd, Cmd)
     run = Instruction(
         "select_reduce",
         Engine.vector,
@@ -156,7 +156,7 @@ def range_select(
     name: str | None = None,
 ) -> Instruction:
     """dst = on_true_tile where its free index i has comp_op0(i, bound0) and comp_op1(i, bound1), else FP32_MIN."""
-    check_enum("range_select", "reduce_cmd", reduce_cmd, Cmd)
+    reduce_cmd = as_enum("range_select", "reduce_cmd", reduce_cmd, Cmd)
     run = Instruction(
         "range_select",
         Engine.vector,
@@ -199,7 +199,7 @@ def tensor_scalar_cumulative(
     name: str | None = None,
 ) -> Instruction:
     """dst[i] = op1(src[i] <op0> imm0, dst[i-1]), starting from the accumulator."""
-    check_enum("tensor_scalar_cumulative", "reduce_cmd", reduce_cmd, Cmd)
+    reduce_cmd = as_enum("tensor_scalar_cumulative", "reduce_cmd", reduce_cmd, Cmd)
     if op1 not in (ops.add, ops.subtract, ops.multiply, ops.maximum, ops.minimum):
         raise NkiValidationError(
             f"tensor_scalar_cumulative op1 {op1!r} must be add, subtract, multiply, maximum, minimum"

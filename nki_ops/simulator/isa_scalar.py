@@ -8,7 +8,7 @@ from nki_ops.simulator import costs, dtypes, ops
 from nki_ops.simulator.enums import engine as Engine
 from nki_ops.simulator.enums import reduce_cmd as Cmd
 from nki_ops.simulator.errors import NkiValidationError
-from nki_ops.simulator.instruction import Instruction, check_enum, start_partition
+from nki_ops.simulator.instruction import Instruction, as_enum, start_partition
 from nki_ops.simulator.isa_vector import FP32
 from nki_ops.simulator.memory import NkiTensor
 from nki_ops.simulator.ops import Op
@@ -64,7 +64,7 @@ def _activation(
     reduce_res: NkiTensor | None,
     cmd: Cmd,
 ) -> Instruction:
-    check_enum(label, "reduce_cmd", cmd, Cmd)
+    cmd = as_enum(label, "reduce_cmd", cmd, Cmd)
     if not isinstance(op, Op) or op.activation is None:
         raise NkiValidationError(f"{label} op {op!r} is no activation function of the Scalar Engine")
     writes = {"dst": dst} if reduce_res is None else {"dst": dst, "reduce_res": reduce_res}

@@ -14,8 +14,8 @@ from nki_ops.simulator.instruction import (
     PSUM,
     SBUF,
     Instruction,
-    check_engine,
-    check_enum,
+    as_engine,
+    as_enum,
     free_size,
     mark_written,
 )
@@ -44,7 +44,7 @@ def nc_matmul(
 
     `accumulate=None` overwrites where no matmul has written yet and adds elsewhere.
     """
-    check_enum("nc_matmul", "perf_mode", perf_mode, matmul_perf_mode)
+    perf_mode = as_enum("nc_matmul", "perf_mode", perf_mode, matmul_perf_mode)
     run = Instruction("nc_matmul", Engine.tensor, {"dst": dst}, {"stationary": stationary, "moving": moving})
     double = perf_mode is matmul_perf_mode.double_row
     _check_operands(run, dst, stationary, moving, double)
@@ -156,7 +156,7 @@ def nc_transpose(
     dst: NkiTensor, data: NkiTensor, engine: Engine = Engine.unknown, name: str | None = None
 ) -> Instruction:
     """dst[F, P] = data[P, F], bit by bit; free dimensions count as one."""
-    check_engine("nc_transpose", engine, Engine.tensor, Engine.vector)
+    engine = as_engine("nc_transpose", engine, Engine.tensor, Engine.vector)
     if engine is Engine.unknown:
         engine = _transpose_engine(dst, data)
     run = Instruction("nc_transpose", engine, {"dst": dst}, {"data": data})

@@ -10,7 +10,7 @@ import numpy as np
 from nki_ops.simulator import costs, dtypes, ops
 from nki_ops.simulator.enums import engine as Engine
 from nki_ops.simulator.errors import NkiValidationError
-from nki_ops.simulator.instruction import PSUM, SBUF, Instruction, check_engine, free_size, inner_stride
+from nki_ops.simulator.instruction import PSUM, SBUF, Instruction, as_engine, free_size, inner_stride
 from nki_ops.simulator.memory import NkiTensor
 from nki_ops.simulator.ops import Op
 
@@ -30,7 +30,7 @@ def tensor_tensor(
     name: str | None = None,
 ) -> Instruction:
     """dst = data1 <op> data2. 32-bit integers go to GpSimdE, which computes them exactly; power does too."""
-    check_engine("tensor_tensor", engine, Engine.vector, Engine.gpsimd)
+    engine = as_engine("tensor_tensor", engine, Engine.vector, Engine.gpsimd)
     check_binary("tensor_tensor", "op", op)
     tensors = [t for t in (dst, data1, data2) if isinstance(t, NkiTensor)]
     exact = all(t.dtype in _INT32 for t in tensors) and not op.bitvec
@@ -72,7 +72,7 @@ def tensor_scalar(
     name: str | None = None,
 ) -> Instruction:
     """dst = (data <op0> operand0) <op1> operand1; operands are numbers or float32 columns [P, 1]."""
-    check_engine("tensor_scalar", engine, Engine.vector, Engine.scalar, Engine.gpsimd)
+    engine = as_engine("tensor_scalar", engine, Engine.vector, Engine.scalar, Engine.gpsimd)
     pair = (op0, op1)
     if engine is Engine.unknown:
         engine = Engine.gpsimd if op0 is ops.rsqrt else Engine.vector
@@ -137,7 +137,7 @@ def tensor_copy(
     dst: NkiTensor, src: NkiTensor, engine: Engine = Engine.unknown, name: str | None = None
 ) -> Instruction:
     """dst = src, bit by bit if the dtypes are equal, else through float32."""
-    check_engine("tensor_copy", engine, Engine.vector, Engine.scalar, Engine.gpsimd)
+    engine = as_engine("tensor_copy", engine, Engine.vector, Engine.scalar, Engine.gpsimd)
     run = Instruction("tensor_copy", Engine.vector if engine is Engine.unknown else engine, {"dst": dst}, {"src": src})
     _need_tensors(run, src=src)
     run.same_elements(src=src, dst=dst)
@@ -176,7 +176,7 @@ def tensor_copy_predicated(
 
 def memset(dst: NkiTensor, value: Any, engine: Engine = Engine.unknown, name: str | None = None) -> Instruction:
     """dst = value everywhere. An integer tensor takes an integer."""
-    check_engine("memset", engine, Engine.vector, Engine.gpsimd)
+    engine = as_engine("memset", engine, Engine.vector, Engine.gpsimd)
     run = Instruction("memset", Engine.vector if engine is Engine.unknown else engine, {"dst": dst}, {})
     if isinstance(value, NkiTensor) or not np.isscalar(value):
         run.fail(f"value must be a compile-time number, got {type(value).__name__}")

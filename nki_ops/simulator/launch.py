@@ -59,18 +59,15 @@ class Kernel:
 
 
 def jit(fn: Callable | None = None, **kwargs: Any) -> Any:
-    """Marks a function as a kernel.
+    """Marks a function as a kernel. Options are those of older versions; they are ignored with a warning.
 
     Raises:
-        SimulatorError: `platform_target`, which NKI refuses too, or an unknown option.
+        SimulatorError: `platform_target`, which NKI refuses too.
     """
     if "platform_target" in kwargs:
         raise SimulatorError("nki.jit(platform_target=...) was removed; set NEURON_PLATFORM_TARGET_OVERRIDE=trn2")
-    if "mode" in kwargs:
-        warnings.warn("nki.jit(mode=...) is deprecated and ignored", DeprecationWarning, stacklevel=2)
-    unknown = [k for k in kwargs if k != "mode"]
-    if unknown:
-        raise SimulatorError(f"nki.jit has no option {unknown[0]}")
+    for option in kwargs:
+        warnings.warn(f"nki.jit({option}=...) is ignored", DeprecationWarning, stacklevel=2)
     return Kernel if fn is None else Kernel(fn)
 
 

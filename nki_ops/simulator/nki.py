@@ -3,4 +3,6 @@
 from nki_ops.simulator import collectives, isa, language, typing
 from nki_ops.simulator.launch import Kernel, jit, simulate
 
-__all__ = ["Kernel", "collectives", "isa", "jit", "language", "simulate", "typing"]
+dtype = language.DType
+
+__all__ = ["Kernel", "collectives", "dtype", "isa", "jit", "language", "simulate", "typing"]

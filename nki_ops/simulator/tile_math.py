@@ -12,7 +12,7 @@ from nki_ops.simulator.errors import NkiValidationError
 from nki_ops.simulator.isa_dma import dma_copy, dma_transpose
 from nki_ops.simulator.isa_reduce import tensor_reduce
 from nki_ops.simulator.isa_scalar import activation
-from nki_ops.simulator.isa_tensor import nc_matmul, nc_transpose
+from nki_ops.simulator.isa_tensor import MAX_MOVING, nc_matmul, nc_transpose
 from nki_ops.simulator.isa_vector import (
     memset,
     reciprocal,
@@ -195,8 +195,23 @@ def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
 
 
 def broadcast_to(x: NkiTensor, shape: tuple[int, ...], dtype: Any = None) -> NkiTensor:
-    """A view with dimensions of size 1 repeated; a copy where the dtype changes."""
-    view = x
+    """Dimensions of size 1 repeated: free dimensions as a view, partitions by TensorE; a copy if the dtype changes."""
+    view = x if x.shape[0] == shape[0] else _across_partitions(x, shape[0])
     for dim, size in enumerate(shape):
         view = view if view.shape[dim] == size else view.broadcast(dim, size)
     return view if dtype is None or dtypes.canonical(dtype) == x.dtype else apply(ops.copy, view, dtype=dtype)
+
+
+def _across_partitions(x: NkiTensor, partitions: int) -> NkiTensor:
+    """ones[1, partitions].T @ x, a PSUM bank at a time."""
+    if x.shape[0] != 1:
+        raise NkiValidationError(f"broadcast_to {partitions} partitions needs a tile of one, got {x.shape}")
+    row, ones = x.reshape((1, -1)), _tile((1, partitions), x.dtype)
+    memset(ones, 1.0)
+    out = _tile((partitions, x.size), x.dtype)
+    for start in range(0, x.size, MAX_MOVING):
+        part = slice(*slice(start, start + MAX_MOVING).indices(x.size)[:2])
+        bank = _tile((partitions, part.stop - start), "float32", MemoryRegion.psum)
+        nc_matmul(bank, ones, row[:, part], is_stationary_onezero=True)
+        tensor_copy(out[:, part], bank)
+    return out.reshape((partitions, *x.shape[1:]))

@@ -119,8 +119,6 @@ def test_bad_launches():
         doubled[3]
     with pytest.raises(SimulatorError, match="platform_target"):
         jit(platform_target="trn2")
-    with pytest.raises(SimulatorError, match="no option speed"):
-        jit(speed=1)
     with pytest.warns(DeprecationWarning, match="mode"):
         jit(mode="trace")
     with pytest.raises(SimulatorError, match="called inside a kernel"):

@@ -63,7 +63,7 @@ ACCESS = {
         lambda c: nisa.activation(c.sb(4, 4), nl.exp, c.sb(4, 4), bias=nisa.register_alloc(1)),
         "bias must be a number or a tensor",
     ),
-    "raw enum": (lambda c: nisa.tensor_copy(c.sb(4, 4), c.sb(4, 4), engine=5), "engine must be a nisa.engine, got 5"),
+    "raw enum": (lambda c: nisa.tensor_copy(c.sb(4, 4), c.sb(4, 4), engine=9), "engine must be a nisa.engine, got 9"),
     "float index": (
         lambda c: nisa.dma_copy(c.sb(4, 4), c.hbm(4, 4, 4).select(0, c.sb(1, 1, value=1.0))),
         "dynamic index must be a .1, 1. integer tensor in SBUF",
@@ -98,7 +98,7 @@ DMA = {
         "only sync or scalar, and only with dge_mode.hwdge",
     ),
     "priority": (lambda c: nisa.dma_copy(c.sb(8, 8), c.hbm(8, 8), priority=1), "priority needs NeuronCore-v4"),
-    "raw dge": (lambda c: nisa.dma_copy(c.sb(8, 8), c.hbm(8, 8), dge_mode=2), "dge_mode must be a nisa.dge_mode"),
+    "raw dge": (lambda c: nisa.dma_copy(c.sb(8, 8), c.hbm(8, 8), dge_mode="hw"), "dge_mode must be a nisa.dge_mode"),
     "skip without index": (
         lambda c: nisa.dma_copy(c.sb(8, 8), c.hbm(8, 8), oob_mode=OOB.skip),
         "oob_mode.skip goes with dynamic indices only",
@@ -241,6 +241,12 @@ def test_what_is_known_and_not_simulated_says_so(chip):
         _ = nisa.frobnicate
     with pytest.raises(AttributeError, match="removed from NKI, use slices"):
         _ = nl.arange
+
+
+def test_raw_numbers_of_enumerations_warn(chip):
+    """AWS's own library still has some, though NKI refuses them since 0.3."""
+    with pytest.warns(DeprecationWarning, match="dge_mode=3: NKI refuses raw numbers; use nisa.dge_mode.none"):
+        simulate(lambda: nisa.dma_copy(chip.sb(8, 8), chip.hbm(8, 8), dge_mode=3) and None)()
 
 
 def test_copying_onto_itself_is_a_fence(chip):
