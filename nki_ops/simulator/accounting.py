@@ -31,6 +31,28 @@ class Life:
     last: int = -1
 
 
+@dataclass(frozen=True)
+class DmaSite:
+    """All DMAs of one place in a kernel.
+
+    Attributes:
+        bytes: payload.
+        seconds: busy time of the DMA engines.
+        run: contiguous bytes of the shortest descriptors; None for transposes.
+    """
+
+    bytes: int
+    seconds: float
+    run: float | None
+
+    def __add__(self, other: "DmaSite") -> "DmaSite":
+        shortest = min((r for r in (self.run, other.run) if r is not None), default=None)
+        return DmaSite(self.bytes + other.bytes, self.seconds + other.seconds, shortest)
+
+    def scaled(self, factor: float) -> "DmaSite":
+        return DmaSite(int(self.bytes * factor), self.seconds * factor, self.run)
+
+
 @dataclass
 class Counts:
     """Running totals; every entry is already multiplied by the trip counts of the loops around it.
@@ -41,6 +63,7 @@ class Counts:
         instructions: calls by operation.
         dma_bytes: payload by route, "hbm->sbuf" and so on.
         dma_runs: payload by contiguous bytes a descriptor.
+        dma_sites: where in the kernel DMAs are, by name or "file:line".
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -48,12 +71,15 @@ class Counts:
     by_operation: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     dma_bytes: Counter = field(default_factory=Counter)
     dma_runs: Counter = field(default_factory=Counter)
+    dma_sites: dict[str, DmaSite] = field(default_factory=dict)
 
     def engine(self, engine: str, operation: str, seconds: float, times: int) -> None:
         self.seconds[engine] += seconds * times
         self.by_operation[engine, operation] += seconds * times
 
-    def dma(self, operation: str, route: str, moved: int, run: float | None, seconds: float, times: int) -> None:
+    def dma(
+        self, operation: str, site: str, route: str, moved: int, run: float | None, seconds: float, times: int
+    ) -> None:
         """One DMA of `moved` payload bytes, in descriptors of `run` contiguous bytes (None: a transpose)."""
         self.engine("dma", operation, seconds, times)
         hbm_bytes = moved * route.count("hbm")
@@ -61,6 +87,8 @@ class Counts:
         self.dma_bytes[route] += moved * times
         if run is not None:
             self.dma_runs[int(run)] += moved * times
+        here = DmaSite(moved * times, seconds * times, run)
+        self.dma_sites[site] = self.dma_sites[site] + here if site in self.dma_sites else here
 
 
 class AddressMap:

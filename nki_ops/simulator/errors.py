@@ -13,5 +13,9 @@ class SimulatorError(RuntimeError):
     """The simulator was asked for something it cannot do (wrong target, real package present, bad call)."""
 
 
+class NkiAmbiguityWarning(UserWarning):
+    """A kernel does something that AWS's documents describe in two ways; the device may do the other."""
+
+
 class NkiRangeWarning(RuntimeWarning):
     """An activation function was given values outside its documented range; those results are NaN (sin: a cubic)."""

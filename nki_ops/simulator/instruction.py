@@ -1,6 +1,8 @@
 """One instruction being issued: the checks that all share, access to data, and what it is charged."""
 
 import math
+import os
+import sys
 import warnings
 from functools import lru_cache
 from typing import Any
@@ -205,14 +207,21 @@ class Instruction:
         self.charge(costs.stream_cycles(passes * slow, elements, self.dynamic) + extra)
 
 
+def start_problem(partitions: int, start: int) -> str | None:
+    """Why an access to so many partitions cannot start at partition `start`; None if it can."""
+    step = next(step for most, step in START_STEPS if partitions <= most)
+    if start % step == 0:
+        return None
+    allowed = "/".join(str(p) for p in range(0, 128, step))
+    return f"start partition {start} with {partitions} partitions must be {allowed}"
+
+
 @lru_cache(maxsize=65536)
 def access_problem(shape: tuple[int, ...], strides: tuple[int, ...], start: int, region: MemoryRegion) -> str | None:
     """Why an engine's access pattern cannot express a view that starts at partition `start`; None if it can."""
-    partitions = shape[0]
-    step = next(step for most, step in START_STEPS if partitions <= most)
-    if start % step:
-        allowed = "/".join(str(p) for p in range(0, 128, step))
-        return f"start partition {start} with {partitions} partitions must be {allowed}"
+    problem = start_problem(shape[0], start)
+    if problem is not None:
+        return problem
     pairs = layout.collapsed(shape[1:], strides[1:])
     if len(pairs) > MAX_FREE_DIMS:
         return f"access pattern has {len(pairs)} free dimensions, exceeds maximum {MAX_FREE_DIMS}"
@@ -264,6 +273,16 @@ def scalar_index(index: NkiTensor | VirtualRegister) -> int:
     if value is None:
         raise NkiValidationError("dynamic index is an uninitialised register")
     return value
+
+
+def call_site(name: str | None) -> str:
+    """Where the kernel calls an instruction: the name it gave, or file and line."""
+    if name:
+        return name
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("nki_ops.simulator"):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def as_enum(op: str, name: str, value: Any, kind: type) -> Any:

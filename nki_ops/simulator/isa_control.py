@@ -11,7 +11,7 @@ from nki_ops.simulator.enums import MemoryRegion, nc_version
 from nki_ops.simulator.enums import dma_engine as DmaEngine
 from nki_ops.simulator.enums import engine as Engine
 from nki_ops.simulator.errors import NkiValidationError, SimulatorError
-from nki_ops.simulator.instruction import SBUF, Instruction, as_enum, free_size
+from nki_ops.simulator.instruction import SBUF, Instruction, as_enum, call_site, free_size
 from nki_ops.simulator.memory import NkiTensor
 from nki_ops.simulator.registers import VirtualRegister
 
@@ -128,7 +128,7 @@ def sendrecv(
         run.fail(f"src has {free_size(src) * item} bytes per partition, gpsimd_dma takes {limit}")
     moved = src.size * item
     seconds = costs.dma_seconds(moved, free_size(src) * item, src.shape[0])
-    core.counts.dma("sendrecv", "sbuf->sbuf", moved, free_size(src) * item, seconds, core.times)
+    core.counts.dma("sendrecv", call_site(name), "sbuf->sbuf", moved, free_size(src) * item, seconds, core.times)
 
     mail = core.launch.mail
     mail.setdefault((send_to_rank, core.rank, pipe_id), []).append((run.live and run.read(src).copy(), src.shape))

@@ -15,6 +15,7 @@ from nki_ops.simulator.instruction import (
     SBUF,
     Instruction,
     as_enum,
+    call_site,
     known_index,
     mark_written,
 )
@@ -48,7 +49,7 @@ def dma_copy(
     _check_oob(run, oob_mode, dst, src)
     _check_dge(run, dge_mode, dst, src)
     _check_overlap(run, dst, src)
-    _charge_copy(run, dst, src, dge_mode)
+    _charge_copy(run, dst, src, dge_mode, name)
     if run.live:
         values, valid = _gather(run, src, oob_mode)
         if src.dtype != dst.dtype:
@@ -86,7 +87,7 @@ def dma_transpose(
     item = dtypes.itemsize(src.dtype)
     from_hbm = not src.buffer.on_chip
     seconds = costs.transpose_seconds(src.size, item, dst.shape[0], dst.shape[-1], from_hbm)
-    _charge(run, f"{_route(dst, src)} transposed", src.size * item, None, seconds, dge_mode, src)
+    _charge(run, f"{_route(dst, src)} transposed", src.size * item, None, seconds, dge_mode, name, src)
     if run.live:
         values, valid = _gather(run, src, oob_mode)
         if isinstance(valid, np.ndarray):
@@ -122,7 +123,7 @@ def dma_compute(
     for i, s in enumerate(srcs):
         if s.size != dst.size:
             run.fail(f"srcs[{i}] has {s.size} elements, dst has {dst.size}")
-        _charge_copy(run, dst, s, Dge.unknown)
+        _charge_copy(run, dst, s, Dge.unknown, name)
     if run.live:
         total, valid = np.zeros(dst.size, np.float32), None
         for s in srcs:
@@ -329,7 +330,7 @@ def _route(dst: NkiTensor, src: NkiTensor) -> str:
     return f"{'sbuf' if src.buffer.on_chip else 'hbm'}->{'sbuf' if dst.buffer.on_chip else 'hbm'}"
 
 
-def _charge_copy(run: Instruction, dst: NkiTensor, src: NkiTensor, mode: Dge) -> None:
+def _charge_copy(run: Instruction, dst: NkiTensor, src: NkiTensor, mode: Dge, name: str | None) -> None:
     """Descriptors end where either side jumps; rows (partitions, else dim 0 of dst) spread over the engines."""
     elements = dst.size
     rows = max((t.shape[0] for t in (dst, src) if t.buffer.on_chip), default=dst.shape[0] if dst.ndim > 1 else 1)
@@ -337,7 +338,7 @@ def _charge_copy(run: Instruction, dst: NkiTensor, src: NkiTensor, mode: Dge) ->
     item = max(dtypes.itemsize(dst.dtype), dtypes.itemsize(src.dtype))
     run_bytes = elements * item / cuts
     seconds = costs.dma_seconds(elements * item, run_bytes, rows)
-    _charge(run, _route(dst, src), elements * item, run_bytes, seconds, mode, dst, src)
+    _charge(run, _route(dst, src), elements * item, run_bytes, seconds, mode, name, dst, src)
 
 
 def _run_length(t: NkiTensor) -> int:
@@ -347,10 +348,17 @@ def _run_length(t: NkiTensor) -> int:
 
 
 def _charge(
-    run: Instruction, route: str, moved: int, run_bytes: float | None, seconds: float, mode: Dge, *tensors: NkiTensor
+    run: Instruction,
+    route: str,
+    moved: int,
+    run_bytes: float | None,
+    seconds: float,
+    mode: Dge,
+    name: str | None,
+    *tensors: NkiTensor,
 ) -> None:
     counts, times = run.core.counts, run.core.times
-    counts.dma(run.op, route, moved, run_bytes, seconds, times)
+    counts.dma(run.op, call_site(name), route, moved, run_bytes, seconds, times)
     by_rows = any(_by_rows(t) for t in tensors)
     if mode is Dge.hwdge or (mode is Dge.unknown and not by_rows and any(t.is_indirect() for t in tensors)):
         counts.engine("dge", run.op, costs.HWDGE_SECONDS / costs.HWDGE_INSTANCES, times)

@@ -8,7 +8,14 @@ import numpy as np
 from nki_ops.simulator import dtypes, ops
 from nki_ops.simulator.enums import engine as Engine
 from nki_ops.simulator.errors import NkiValidationError
-from nki_ops.simulator.instruction import SBUF, Instruction, free_size, known_index
+from nki_ops.simulator.instruction import (
+    SBUF,
+    Instruction,
+    free_size,
+    known_index,
+    start_partition,
+    start_problem,
+)
 from nki_ops.simulator.memory import NkiTensor
 from nki_ops.simulator.ops import Op
 from nki_ops.simulator.registers import VirtualRegister
@@ -199,6 +206,11 @@ def nc_stream_shuffle(
         run.fail(f"dst dtype {dst.dtype} must be that of src, {src.dtype}")
     if free_size(dst) != free_size(src):
         run.fail(f"dst has {free_size(dst)} elements per partition, src has {free_size(src)}")
+    active = max(dst.shape[0], src.shape[0])
+    for label, t in (("dst", dst), ("src", src)):
+        problem = start_problem(active, start_partition(t))
+        if problem is not None:
+            run.fail(f"{label} {problem}")
     if len(shuffle_mask) != QUADRANT or any(not (0 <= m < QUADRANT or m == KEEP) for m in shuffle_mask):
         run.fail(f"shuffle_mask must have {QUADRANT} entries of 0..{QUADRANT - 1} or {KEEP}")
     run.charge_stream(1.0, src)

@@ -387,10 +387,16 @@ def no_reorder() -> Iterator[None]:
         core.no_reorder -= 1
 
 
+_NOT_SIMULATED = (
+    *("cos", "tan", "ceil", "floor", "trunc", "negative", "var", "all", "rms_norm"),
+    *("dropout", "random_seed", "rand", "gather_flattened"),
+)
 _REMOVED = {"arange": "slices or .ap", "mgrid": "slices or .ap", "par_dim": "the first dimension"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _NOT_SIMULATED:
+        raise AttributeError(f"nl.{name} is an experimental wrapper that is not simulated; use instructions of nisa")
     hint = f"; it was removed from NKI, use {_REMOVED[name]}" if name in _REMOVED else ""
     raise AttributeError(f"nki.language has no {name}{hint}")
 

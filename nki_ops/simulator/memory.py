@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from nki_ops.simulator import dtypes, layout
 from nki_ops.simulator.enums import MemoryRegion
-from nki_ops.simulator.errors import NkiValidationError
+from nki_ops.simulator.errors import NkiAmbiguityWarning, NkiValidationError
 from nki_ops.simulator.registers import VirtualRegister
 
 PARTITIONS = 128
@@ -393,14 +394,18 @@ class NkiTensor(NKIObject):
     ) -> NkiTensor:
         """An access pattern `[[stride, count], ...]` on the storage itself.
 
-        `offset` counts from the view's own offset, which is the storage's start for a tensor as allocated. A dynamic
-        offset is scaled by the stride that dimension `indirect_dim` has in this view.
+        `offset` counts from the view's own offset, as the reference says; the guide on access patterns counts from
+        the storage's start, so call it on tensors as allocated, where that is the same. A dynamic offset is scaled by
+        the stride that dimension `indirect_dim` has in this view.
         """
         kind = self.dtype if dtype is None else dtypes.canonical(dtype)
         old, new = self._item_sizes(kind)
         if not pattern or any(len(p) != 2 or p[1] < 1 for p in pattern):
             raise NkiValidationError(f"ap pattern {pattern} is no list of [stride, count] with positive counts")
         strides, shape = tuple(int(p[0]) for p in pattern), tuple(int(p[1]) for p in pattern)
+        if self.offset:
+            text = f"ap on {self}, which starts at element {self.offset}: the documents disagree whether that counts"
+            warnings.warn(f"{text}; call it on the tensor as allocated", NkiAmbiguityWarning, stacklevel=2)
         start = self.offset * old // new + (offset or 0)
         view = NkiTensor(self.storage, shape, strides, start, kind)
         if scalar_offset is not None and vector_offset is not None:

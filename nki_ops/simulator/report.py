@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nki_ops.simulator import accounting, costs
+from nki_ops.simulator.accounting import DmaSite
 from nki_ops.simulator.core import Core
 
 
@@ -21,6 +22,7 @@ class Report:
         instructions: calls by operation.
         dma_bytes: payload by route, "hbm->sbuf" and so on.
         dma_runs: payload of the copies by contiguous bytes that a descriptor moves.
+        dma_sites: the same by place in the kernel: its name, or "file:line".
         sbuf_peak, psum_peak: bytes a partition live at once; PSUM counts whole banks of 2 KiB.
         cores: on how many cores the kernel ran.
         per_core: with two cores, the report of each; this report is then the slower one's.
@@ -31,6 +33,7 @@ class Report:
     instructions: dict[str, int]
     dma_bytes: dict[str, int]
     dma_runs: dict[int, int]
+    dma_sites: dict[str, DmaSite]
     sbuf_peak: int
     psum_peak: int
     cores: int = 1
@@ -64,6 +67,12 @@ class Report:
         total = sum(self.dma_runs.values())
         return sum(b for run, b in self.dma_runs.items() if run < costs.SMALL_RUN_BYTES) / total if total else 0.0
 
+    @property
+    def small_run_sites(self) -> dict[str, DmaSite]:
+        """Places whose descriptors move less than 512 contiguous bytes, the slowest first."""
+        small = [(k, s) for k, s in self.dma_sites.items() if s.run is not None and s.run < costs.SMALL_RUN_BYTES]
+        return dict(sorted(small, key=lambda item: -item[1].seconds))
+
     def scaled(self, factor: float) -> Report:
         """The report of running this `factor` times, one after another (peaks stay)."""
 
@@ -77,6 +86,9 @@ class Report:
             instructions=times(self.instructions),
             dma_bytes=times(self.dma_bytes),
             dma_runs=times(self.dma_runs),
+            dma_sites={
+                k: DmaSite(int(s.bytes * factor), s.seconds * factor, s.run) for k, s in self.dma_sites.items()
+            },
             per_core=tuple(r.scaled(factor) for r in self.per_core),
         )
 
@@ -84,7 +96,7 @@ class Report:
         """Both kernels, one after another."""
 
         def both(a: dict, b: dict) -> dict:
-            return {k: a.get(k, 0) + b.get(k, 0) for k in {**a, **b}}
+            return {k: a[k] + b[k] if k in a and k in b else a.get(k, b.get(k)) for k in {**a, **b}}
 
         return Report(
             both(self.engine_seconds, other.engine_seconds),
@@ -92,6 +104,7 @@ class Report:
             both(self.instructions, other.instructions),
             both(self.dma_bytes, other.dma_bytes),
             both(self.dma_runs, other.dma_runs),
+            both(self.dma_sites, other.dma_sites),
             max(self.sbuf_peak, other.sbuf_peak),
             max(self.psum_peak, other.psum_peak),
             max(self.cores, other.cores),
@@ -117,6 +130,10 @@ class Report:
             f"  DMA {moved / 1e6:.2f} MB at {self.dma_efficiency:.0%} of peak, "
             f"{self.small_run_share:.0%} in runs below {costs.SMALL_RUN_BYTES} B"
         )
+        lines += [
+            f"    {site}: {s.run:.0f} B a descriptor, {s.seconds * 1e6:.1f} us"
+            for site, s in [*self.small_run_sites.items()][:3]
+        ]
         lines.append(
             f"  SBUF {self.sbuf_peak} of {accounting.SBUF_BYTES} B, "
             f"PSUM {self.psum_peak // accounting.PSUM_BANK_BYTES} of {accounting.PSUM_BANKS} banks; "
@@ -146,6 +163,7 @@ def _one(core: Core, cores: int) -> Report:
         dict(counts.instructions),
         dict(counts.dma_bytes),
         dict(counts.dma_runs),
+        dict(counts.dma_sites),
         peaks["sbuf"],
         peaks["psum"],
         cores,

@@ -331,6 +331,22 @@ def test_cost_only_says_what_it_cannot_know(chip):
 # ---- the report
 
 
+def test_short_descriptors_are_named_by_their_place(chip):
+    def kernel(h):
+        nisa.dma_copy(chip.sb(128, 64), h[:, 0:128:2], name="strided load")
+        nisa.dma_copy(chip.sb(128, 64), h[:, 0:64])
+        nisa.dma_copy(chip.sb(128, 128), h)
+        nisa.dma_copy(chip.sb(128, 64), h[:, 64:128])
+
+    _, report = profile(kernel)(np.zeros((128, 128), np.float32))
+    line = kernel.__code__.co_firstlineno
+    assert [*report.dma_sites] == ["strided load", *(f"test_costs.py:{line + i}" for i in (2, 3, 4))]
+    assert [s.run for s in report.dma_sites.values()] == [4, 256, 512, 256]
+    assert [*report.small_run_sites][0] == "strided load" and len(report.small_run_sites) == 3
+    assert "strided load: 4 B a descriptor" in report.table()
+    assert json.loads(json.dumps(report.to_dict()))["dma_sites"]["strided load"]["bytes"] == 128 * 64 * 4
+
+
 def test_report_scales_adds_and_prints(chip):
     def kernel():
         nisa.activation(chip.sb(128, 512), nl.exp, chip.sb(128, 512, value=0.0))
@@ -346,6 +362,7 @@ def test_report_scales_adds_and_prints(chip):
     assert one.bound == "dma" and one.seconds == one.engine_seconds["dma"]
     assert json.loads(json.dumps(one.to_dict()))["bound"] == "dma"
     assert one.operation_seconds["scalar activation"] == one.engine_seconds["scalar"]
+    assert both.dma_sites.keys() == one.dma_sites.keys() and [s.run for s in both.dma_sites.values()] == [2048]
     text = one.table()
     assert "bound by dma" in text and "PSUM 0 of 8 banks" in text and "81% of peak" in text
     _, nothing = profile(lambda: None)()

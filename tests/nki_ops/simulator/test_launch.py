@@ -74,6 +74,17 @@ def test_read_only_inputs_come_back_as_outputs():
         simulate(kernel)(fixed, False)
 
 
+def test_jax_arrays_are_taken():
+    jnp = pytest.importorskip("jax.numpy")
+    out = simulate(doubled)(jnp.asarray(X, jnp.bfloat16))
+    assert out.dtype == ml_dtypes.bfloat16 and (out.astype(np.float32) == 2 * X).all()
+
+    def kernel(a, kind):
+        assert kind == nl.bfloat16
+
+    simulate(kernel)(X, jnp.bfloat16)
+
+
 def test_constants_and_none_pass_through():
     class Config(nl.NKIObject):
         width: int = 4

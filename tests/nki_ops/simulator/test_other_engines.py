@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nki_ops.simulator import NkiRangeWarning, nki, simulate
+from nki_ops.simulator import NkiRangeWarning, NkiValidationError, nki, simulate
 
 nl, nisa = nki.language, nki.isa
 BF16 = ml_dtypes.bfloat16
@@ -335,6 +335,49 @@ def test_dma_compute_sums_gathers_and_scatters(chip, rng):
     want = x.copy()
     want[[5, 2]] += y[:2]
     close(table, want)
+
+
+def test_broadcast_to_repeats_partitions_by_matmul(chip, rng):
+    x = rng.standard_normal((1, 2, 300)).astype(np.float32)
+
+    def kernel(a):
+        return chip.down(nl.copy(nl.broadcast_to(nl.load(a), (16, 2, 300))))
+
+    np.testing.assert_array_equal(simulate(kernel)(x), np.broadcast_to(x, (16, 2, 300)))
+    with pytest.raises(NkiValidationError, match="needs a tile of one"):
+        simulate(lambda: nl.broadcast_to(chip.sb(2, 4), (4, 4)) and None)()
+
+
+def test_tensor_creation(chip, capsys, tmp_path):
+    np.save(tmp_path / "table.npy", np.arange(6, dtype=np.int32).reshape(2, 3))
+
+    def kernel():
+        like = nl.zeros_like(chip.sb(2, 3, dtype="int32"))
+        table = nl.shared_constant(str(tmp_path / "table.npy"))
+        assert nl.empty_like(like, dtype=nl.float32).dtype == nl.float32
+        assert nl.is_hbm(table.buffer) and nl.is_on_chip(like.buffer) and nl.is_sbuf(like.buffer)
+        assert not nl.is_psum(like.buffer) and nl.ds(2, 3) == slice(2, 5)
+        nl.device_print("table", table)
+        ones = nl.ones((2, 3), nl.float32, nl.shared_hbm)
+        return ones, chip.down(like), chip.down(chip.up(table)), chip.down(nl.shared_identity_matrix(2, nl.float32))
+
+    ones, zeros, table, eye = simulate(kernel)()
+    assert (ones == 1).all() and (zeros == 0).all() and (eye == np.eye(2)).all()
+    np.testing.assert_array_equal(table, np.arange(6).reshape(2, 3))
+    assert "table [[0 1 2]" in capsys.readouterr().out
+
+
+def test_tile_sizes(monkeypatch):
+    sizes = nl.tile_size
+    assert (sizes.pmax, sizes.gemm_stationary_fmax, sizes.gemm_moving_fmax) == (128, 128, 512)
+    assert (sizes.psum_bank_fmax, sizes.psum_bank_fmax_bytes, sizes.psum_num_banks) == (512, 2048, 8)
+    assert (sizes.sbuf_fmax_bytes, sizes.bn_stats_fmax) == (212728, 512)
+    with pytest.warns(DeprecationWarning, match="psum_bank_fmax"):
+        assert sizes.psum_fmax == 512
+    with pytest.warns(DeprecationWarning, match="sbuf_fmax_bytes"):
+        assert sizes.total_available_sbuf_size == 212728
+    monkeypatch.setenv("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", "true")
+    assert sizes.psum_num_banks == 7
 
 
 def test_wrappers_of_the_language(chip, rng):

@@ -72,6 +72,12 @@ ACCESS = {
         lambda c: nisa.dma_copy(c.sb(4, 4), c.hbm(4, 4, 4).select(0, nisa.register_alloc())),
         "uninitialised register",
     ),
+    "unset register on chip": (
+        lambda c: nisa.tensor_copy(
+            c.sb(4, 4), c.sb(4, 8).ap([[8, 4], [1, 4]], scalar_offset=nisa.register_alloc(), indirect_dim=1)
+        ),
+        "uninitialised register",
+    ),
     "index on chip": (
         lambda c: nisa.tensor_copy(
             c.sb(4, 4), c.sb(4, 8).ap([[8, 4], [1, 4]], scalar_offset=nisa.register_alloc(5), indirect_dim=1)
@@ -241,6 +247,8 @@ def test_what_is_known_and_not_simulated_says_so(chip):
         _ = nisa.frobnicate
     with pytest.raises(AttributeError, match="removed from NKI, use slices"):
         _ = nl.arange
+    with pytest.raises(AttributeError, match="nl.cos is an experimental wrapper that is not simulated"):
+        _ = nl.cos
 
 
 def test_raw_numbers_of_enumerations_warn(chip):

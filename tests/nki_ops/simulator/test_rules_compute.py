@@ -332,6 +332,10 @@ VECTOR_ENGINE = {
         "dst dtype float32 must be that of src",
     ),
     "shuffle size": (lambda c: nisa.nc_stream_shuffle(c.sb(32, 8), c.sb(32, 4), [0] * 32), "dst has 8 elements"),
+    "shuffle start": (
+        lambda c: nisa.nc_stream_shuffle(c.sb(64, 8)[32:64], c.sb(64, 8), [0] * 32),
+        "dst start partition 32 with 64 partitions must be 0/64",
+    ),
     "shuffle mask": (lambda c: nisa.nc_stream_shuffle(c.sb(32, 8), c.sb(32, 8), [32] * 32), "must have 32 entries"),
     "shuffle source": (
         lambda c: nisa.nc_stream_shuffle(c.sb(32, 8), c.sb(8, 8), [8] * 32),

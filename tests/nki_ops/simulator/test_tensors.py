@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nki_ops.simulator import NkiValidationError, nki, simulate
+from nki_ops.simulator import NkiAmbiguityWarning, NkiValidationError, nki, simulate
 
 nl, nisa = nki.language, nki.isa
 
@@ -145,6 +145,15 @@ def test_ap_addresses_the_storage(chip, rng):
 
     p, i, j = np.mgrid[:8, :2, :4]
     np.testing.assert_array_equal(simulate(kernel)(x), x[p, 5 + 16 * i + 3 * j])
+
+
+def test_ap_on_a_view_warns_that_the_documents_disagree(chip):
+    def check():
+        view = chip.sb(16, 32)[:, 8:16]
+        with pytest.warns(NkiAmbiguityWarning, match="starts at element 8"):
+            assert view.ap([[32, 16], [1, 4]], offset=2).offset == 10
+
+    inside(check)
 
 
 def test_view_reinterprets_bits(chip):
