@@ -205,10 +205,10 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Inst
 
 def check_binary(instruction: str, label: str, op: Any) -> None:
     """`op` is an operator with two operands that VectorE has on Trainium2."""
-    if not isinstance(op, Op) or op.binary is None or op in (ops.divide, ops.fmod, ops.mod):
-        raise NkiValidationError(f"{instruction} {label} {op!r} is no binary operator of the Vector Engine")
     if op in _GEN4_OPS:
         raise NkiValidationError(f"{instruction} {label} {op} needs NeuronCore-v4 (trn3)")
+    if not isinstance(op, Op) or op.binary is None or op in (ops.divide, ops.fmod, ops.mod):
+        raise NkiValidationError(f"{instruction} {label} {op!r} is no binary operator of the Vector Engine")
 
 
 def check_scalar_ops(run: Instruction, op0: Op, operand0: Any, op1: Op | None, operand1: Any) -> None:
@@ -218,7 +218,7 @@ def check_scalar_ops(run: Instruction, op0: Op, operand0: Any, op1: Op | None, o
             if operand is not None:
                 run.fail("operand1 must be None without op1")
             continue
-        if isinstance(op, Op) and op.unary is not None and op not in _GEN4_OPS:
+        if isinstance(op, Op) and op.unary is not None:
             if operand is not None and (isinstance(operand, NkiTensor) or operand != 0):
                 run.fail(f"{label} {op} is unary; its operand must be None or 0")
             continue

@@ -131,14 +131,6 @@ def _rsqrt(x: Array) -> Array:
     return np.float32(1) / np.sqrt(x)
 
 
-def _abs_max(x: Any, y: Any) -> Array:
-    return np.where(np.abs(x) > np.abs(y), x, y)
-
-
-def _abs_min(x: Any, y: Any) -> Array:
-    return np.where(np.abs(x) < np.abs(y), x, y)
-
-
 def _shift_right(x: Any, y: Any) -> Array:
     """Logical shift: zeros come in from the left, whatever the sign."""
     x = np.asarray(x)
@@ -153,8 +145,7 @@ multiply = Op("multiply", np.multiply, reduce=np.multiply, start=1.0)
 divide = Op("divide", np.divide)
 maximum = Op("maximum", np.maximum, reduce=np.maximum, start=-math.inf)
 minimum = Op("minimum", np.minimum, reduce=np.minimum, start=math.inf)
-abs_max = Op("abs_max", _abs_max)
-abs_min = Op("abs_min", _abs_min)
+abs_max, abs_min = Op("abs_max"), Op("abs_min")  # trn3 only
 power = Op("power", np.power)
 fmod = Op("fmod", np.fmod)
 mod = Op("mod", np.mod)
@@ -179,10 +170,10 @@ invert = Op("invert", unary=np.invert, bitvec=True)
 
 # Functions of ScalarE; some are unary operators of VectorE too.
 copy = Op("copy", activation=lambda x: x)
-square = Op("square", unary=np.square, activation=np.square)
+square = Op("square", activation=np.square)
 abs = Op("abs", unary=np.abs, activation=np.abs)
 sign = Op("sign", activation=np.sign)
-relu = Op("relu", unary=lambda x: np.maximum(x, np.float32(0)), activation=lambda x: np.maximum(x, np.float32(0)))
+relu = Op("relu", activation=lambda x: np.maximum(x, np.float32(0)))
 prelu = Op("prelu")  # needs the slope that only activate2 (trn3) takes
 bypass = Op("bypass")
 exp = Op("exp", activation=np.exp)

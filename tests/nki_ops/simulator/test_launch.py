@@ -184,6 +184,7 @@ def test_fori_loop_runs_with_a_register(chip):
         nl.fori_loop(1, bound, body, step=2)
         return out
 
+    assert (simulate(kernel)(X, np.array([[1]], np.int32)) == -1).all()
     got = simulate(kernel)(X, np.array([[4]], np.int32))
     np.testing.assert_array_equal(got[[1, 3]], X[[1, 3]] + 100)
     assert (got[[0, 2]] == -1).all()
@@ -370,6 +371,10 @@ CORE_RULES = {
     "send psum": (lambda c: send(c.ps(4, 4), c.sb(4, 4)), "PSUM, which DMA cannot reach"),
     "send hbm": (lambda c: send(c.hbm(4, 4), c.sb(4, 4)), "src must be in sbuf"),
     "send shape": (lambda c: send(c.sb(4, 4), c.sb(4, 8)), "must have the shape and dtype of dst"),
+    "send other shape": (
+        lambda c: send(c.sb(4, n := 4 + 4 * nl.program_id(), value=0.0), c.sb(4, n), to=1 - nl.program_id()),
+        "core . sent .4, .*, dst is",
+    ),
     "send rank": (lambda c: send(c.sb(4, 4), c.sb(4, 4), to=2), "send_to_rank 2 must be 0 or 1"),
     "send size": (
         lambda c: send(c.sb(4, 512), c.sb(4, 512), engine=nisa.dma_engine.gpsimd_dma),

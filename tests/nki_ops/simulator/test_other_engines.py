@@ -315,6 +315,30 @@ def test_out_of_bounds_indices_skip_or_raise(chip, rng):
     assert (same == -2).all()
 
 
+def test_skipping_leaves_the_destination_alone(chip, rng):
+    x = rng.standard_normal((4, 8)).astype(np.float32)
+    rows, far = np.array([[1], [9]], np.int32), np.array([[7]], np.int32)
+    table = rng.standard_normal((20, 16)).astype(BF16)
+    picks = np.arange(10, 26, dtype=np.uint32)[:, None]  # the last six are beyond the table
+
+    def kernel(a, rows, far, table, picks):
+        skip, tile = nisa.oob_mode.skip, chip.up(a[0:2])
+        target, other = nl.ndarray((4, 8), nl.float32, nl.shared_hbm), nl.ndarray((4, 8), nl.float32, nl.shared_hbm)
+        for t in (target, other):
+            nisa.dma_copy(t, chip.sb(4, 8, value=-1.0))
+        nisa.dma_copy(target.ap([[8, 2], [1, 8]], vector_offset=chip.up(rows)), tile, oob_mode=skip)
+        nisa.dma_copy(other.ap([[8, 2], [1, 8]], scalar_offset=chip.up(far)), tile, oob_mode=skip)
+        turned = chip.sb(16, 16, dtype="bfloat16", value=5.0)
+        nisa.dma_transpose(turned, table.ap([[16, 16], [1, 16]], vector_offset=chip.up(picks)), oob_mode=skip)
+        return target, other, chip.down(turned)
+
+    target, other, turned = simulate(kernel)(x, rows, far, table, picks)
+    np.testing.assert_array_equal(target[1], x[0])
+    assert (target[[0, 2, 3]] == -1).all() and (other == -1).all()
+    np.testing.assert_array_equal(turned[:, :10], table[10:].T)
+    assert (turned[:, 10:].astype(np.float32) == 5).all()
+
+
 def test_dma_compute_sums_gathers_and_scatters(chip, rng):
     x, y = (rng.standard_normal((8, 4)).astype(np.float32) for _ in "xy")
     rows = np.array([[5], [2]], np.uint32)
@@ -385,7 +409,11 @@ def test_wrappers_of_the_language(chip, rng):
 
     def kernel(a, b):
         a, b = nl.load(a), nl.load(b)
+        flat = nl.ndarray((32, 16), nl.float32, nl.shared_hbm)
+        nl.store(flat, nl.load_transpose2d(nl.store(nl.zeros((16, 32), nl.float32, nl.hbm), a)))
         outs = [
+            nl.load(flat),
+            nl.rsqrt(nl.square(a)),
             nl.multiply(nl.add(a, b), 2.0),
             nl.subtract(1.0, a),
             nl.exp(a),
@@ -404,6 +432,8 @@ def test_wrappers_of_the_language(chip, rng):
 
     soft = np.exp(x - x.max(1, keepdims=True))
     want = [
+        x.T,
+        1 / np.abs(x),
         2 * (x + y),
         1 - x,
         np.exp(x),

@@ -140,7 +140,7 @@ VECTOR_ENGINE = {
         lambda c: nisa.tensor_scalar(c.sb(8, 8), c.sb(8, 8), nl.abs_max, 1.0),
         "nl.abs_max needs NeuronCore-v4",
     ),
-    "trn3 unary": (lambda c: nisa.tensor_scalar(c.sb(8, 8), c.sb(8, 8), nl.square), "nl.square is no binary operator"),
+    "trn3 unary": (lambda c: nisa.tensor_scalar(c.sb(8, 8), c.sb(8, 8), nl.square), "nl.square needs NeuronCore-v4"),
     "power on vector": (
         lambda c: nisa.tensor_tensor(c.sb(8, 8), c.sb(8, 8), c.sb(8, 8), nl.power, engine=E.vector),
         "runs on the GpSimd Engine",

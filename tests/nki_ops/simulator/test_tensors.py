@@ -185,7 +185,8 @@ def test_dynamic_select_and_scalar_offset(chip, rng):
         t = chip.sb(4, 128)
         nisa.dma_copy(t, a[0:8, 0:4, 0:16].reshape((4, 128)))
         nisa.tensor_copy(outs[2], t.ap([[128, 4], [1, 8]], scalar_offset=i, indirect_dim=1))
-        assert a.select(0, i).is_indirect()
+        assert a.select(0, i).is_indirect() and a[i].get_pattern() == a.select(0, i).get_pattern()
+        assert a[1:3, i, 0:4].shape == (2, 4)
         return tuple(chip.down(o) for o in outs)
 
     first, second, third = simulate(kernel)(x, where)

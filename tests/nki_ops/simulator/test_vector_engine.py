@@ -255,6 +255,13 @@ def test_scans(chip, rng):
         nisa.tensor_scalar_cumulative(d[:, 8:], a[:, 8:], nl.multiply, nl.add, 2.0, reduce_cmd=nisa.reduce_cmd.reduce)
 
     close(chip.run(cumulative, a, out=(a.shape, "float32")), np.cumsum(2 * a, 1), 1e-5)
+    load = nisa.reduce_cmd.load_reduce
+    got = chip.run(
+        lambda a, d: nisa.tensor_scalar_cumulative(d, a, nl.add, nl.maximum, 0.0, imm1=0.5, reduce_cmd=load),
+        a,
+        out=(a.shape, "float32"),
+    )
+    close(got, np.maximum(np.maximum.accumulate(a, 1), 0.5))
 
 
 def test_batch_norm_statistics(chip, rng):
