@@ -126,15 +126,14 @@ def dma_efficiency(run_bytes: float) -> float:
     return y0 + (y1 - y0) * (run_bytes - x0) / (x1 - x0)
 
 
-def dma_seconds(moved_bytes: int, run_bytes: float, rows: int) -> float:
-    """Time that a copy keeps the DMA engines busy.
+def dma_engines(partitions: int | None, rows: int) -> int:
+    """How many DMA engines a copy uses: one for 8 partitions of SBUF [dma], one a row between HBM tensors [choice]."""
+    wanted = rows if partitions is None else math.ceil(partitions / PARTITIONS_PER_DMA_ENGINE)
+    return max(1, min(DMA_ENGINES, wanted))
 
-    Args:
-        moved_bytes: payload.
-        run_bytes: contiguous bytes a descriptor.
-        rows: independent rows (partitions, or descriptors between HBM tensors); few rows use few engines.
-    """
-    engines = min(DMA_ENGINES, max(1, math.ceil(rows / PARTITIONS_PER_DMA_ENGINE)))
+
+def dma_seconds(moved_bytes: int, run_bytes: float, engines: int) -> float:
+    """Time that a copy of `moved_bytes` in descriptors of `run_bytes` keeps `engines` DMA engines busy."""
     return moved_bytes / (engines * DMA_ENGINE_RATE * dma_efficiency(run_bytes))
 
 

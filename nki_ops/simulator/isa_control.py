@@ -127,7 +127,7 @@ def sendrecv(
     if dma_engine is DmaEngine.gpsimd_dma and free_size(src) * item > limit:
         run.fail(f"src has {free_size(src) * item} bytes per partition, gpsimd_dma takes {limit}")
     moved = src.size * item
-    seconds = costs.dma_seconds(moved, free_size(src) * item, src.shape[0])
+    seconds = costs.dma_seconds(moved, free_size(src) * item, costs.dma_engines(src.shape[0], 1))
     core.counts.dma("sendrecv", call_site(name), "sbuf->sbuf", moved, free_size(src) * item, seconds, core.times)
 
     mail = core.launch.mail

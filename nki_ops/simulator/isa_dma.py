@@ -331,13 +331,14 @@ def _route(dst: NkiTensor, src: NkiTensor) -> str:
 
 
 def _charge_copy(run: Instruction, dst: NkiTensor, src: NkiTensor, mode: Dge, name: str | None) -> None:
-    """Descriptors end where either side jumps; rows (partitions, else dim 0 of dst) spread over the engines."""
+    """Descriptors end where either side jumps; partitions, or rows of an HBM dst, spread over the engines."""
     elements = dst.size
-    rows = max((t.shape[0] for t in (dst, src) if t.buffer.on_chip), default=dst.shape[0] if dst.ndim > 1 else 1)
-    cuts = max(rows, layout.pieces(elements, _run_length(src), _run_length(dst)))
+    partitions = max((t.shape[0] for t in (dst, src) if t.buffer.on_chip), default=None)
+    rows = dst.shape[0] if dst.ndim > 1 else 1
+    cuts = max(partitions or rows, layout.pieces(elements, _run_length(src), _run_length(dst)))
     item = max(dtypes.itemsize(dst.dtype), dtypes.itemsize(src.dtype))
     run_bytes = elements * item / cuts
-    seconds = costs.dma_seconds(elements * item, run_bytes, rows)
+    seconds = costs.dma_seconds(elements * item, run_bytes, costs.dma_engines(partitions, rows))
     _charge(run, _route(dst, src), elements * item, run_bytes, seconds, mode, name, dst, src)
 
 

@@ -134,7 +134,7 @@ def _run_cores(cores: list[Core], body: Callable[[], Any]) -> list[Any]:
         with core.launch.turn(core.rank):
             try:
                 run(core)
-            except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            except BaseException as error:  # raised again in the caller's thread
                 errors.append(error)
 
     if len(cores) == 1:

@@ -138,6 +138,8 @@ def test_dma_time_counts_engines_and_descriptors(chip):
     block = dma_report(chip, lambda c: nisa.dma_copy(c.hbm(128, 4680), c.hbm(128, 4680)))
     assert block.engine_seconds["hbm"] == pytest.approx(2 * 128 * 4680 * 4 / 362.5e9)
     assert block.dma_runs == {18720: 128 * 4680 * 4}
+    heads = dma_report(chip, lambda c: nisa.dma_copy(c.hbm(3, 128 * 1560), c.hbm(3, 128 * 1560)))
+    assert heads.engine_seconds["dma"] == pytest.approx(16 / 3 * block.engine_seconds["dma"], rel=0.02)
 
 
 def test_dma_transpose_reaches_ninety_percent_from_hbm_and_half_in_sbuf(chip):
