@@ -29,6 +29,7 @@ from rfjax.errors import InputError
 from rfjax.train import STAGES
 from rfjax.train.encode import EncodeRecipe
 from rfjax.train.export import Storage
+from rfjax.train.first_block import FirstBlockRecipe
 from rfjax.train.rollout import RolloutRecipe
 from rfjax.train.vae import VAERecipe
 from rfjax.weights.bundled import find_checkpoint
@@ -65,8 +66,8 @@ class ExportConfig:
 
 
 _SECTIONS = {
-    "data": DataConfig, "vae": VAERecipe, "encode": EncodeRecipe, "dit": RolloutRecipe, "rollout": RolloutRecipe,
-    "decoder": VAERecipe, "samples": SampleConfig, "export": ExportConfig,
+    "data": DataConfig, "vae": VAERecipe, "encode": EncodeRecipe, "first": FirstBlockRecipe, "dit": RolloutRecipe,
+    "rollout": RolloutRecipe, "decoder": VAERecipe, "samples": SampleConfig, "export": ExportConfig,
 }  # fmt: skip
 
 
@@ -90,6 +91,7 @@ class TrainConfig:
     samples: SampleConfig
     vae: VAERecipe | None = None
     encode: EncodeRecipe | None = None
+    first: FirstBlockRecipe | None = None
     rollout: RolloutRecipe | None = None
     decoder: VAERecipe | None = None
     export: ExportConfig = ExportConfig()
@@ -223,7 +225,7 @@ def _faults_of_phases(config: TrainConfig, name: str) -> dict[str, bool]:
 
 def _faults_of_recipes(config: TrainConfig) -> dict[str, bool]:
     faults = _faults_of_phases(config, "vae") | _faults_of_phases(config, "decoder")
-    for name in ("vae", "dit", "rollout", "decoder"):
+    for name in ("vae", "first", "dit", "rollout", "decoder"):
         recipe = getattr(config, name)
         faults[f"{name}.average must be below 1"] = recipe is not None and recipe.average >= 1
     for name in ("dit", "rollout"):

@@ -55,7 +55,7 @@ class RolloutRecipe:
 
     steps: int
     batch: int = 8
-    lanes: int = 4
+    lanes: int = 16
     learning_rate: float = 0.02
     adam_learning_rate: float = 0.002
     average: float = 0.998
@@ -208,7 +208,7 @@ def rollout_stage(
         own_share = recipe.own[0] + (recipe.own[1] - recipe.own[0]) * done
         own = jnp.where(step == 0, jax.random.bernoulli(keys[0], own_share, lane.own.shape), lane.own)
         x0 = jnp.where(step == 0, 0, lane.rolling.x0)
-        x0 = jnp.where((step == 1) | (step == 2), _scattered(keys[1], x0, patch), x0)
+        x0 = jnp.where((step == 1) | (step == 2), scattered(keys[1], x0, patch), x0)
         noise = jax.random.normal(keys[2], x0.shape)
         boost = (1 - done) * recipe.start_boost
         said = _started(keys[3], x0, noise, jnp.asarray(batch.start), step, sigmas, patch, boost)
@@ -251,8 +251,8 @@ def rollout_stage(
     return Stage(init, step, lambda state, number, folder: show(state.average, number, folder))
 
 
-def _scattered(key: Array, x0: Float[Array, "B W f C h w"], patch: tuple[int, int]) -> Float[Array, "B W f C h w"]:
-    """Every video's window moved on the torus by a random number of patches."""
+def scattered(key: Array, x0: Float[Array, "B *_ h w"], patch: tuple[int, int]) -> Float[Array, "B *_ h w"]:
+    """Every video's latents moved on the torus by a random number of patches."""
 
     def move(key: Array, x: Array) -> Array:
         patches = jnp.array(x.shape[-2:]) // jnp.array(patch)

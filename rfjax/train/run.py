@@ -1,7 +1,7 @@
 """A training run, in which each stage goes on where it stopped. Its folder holds
 
     tokenizer/                     of the world
-    vae/ dit/ rollout/ decoder/    see `rfjax.train.loop`
+    vae/ first/ dit/ rollout/ decoder/    see `rfjax.train.loop`
     encode/                        the encoded videos and their statistics
     checkpoint/                    what is exported
 
@@ -28,6 +28,7 @@ from rfjax.train import latents
 from rfjax.train.config import TrainConfig
 from rfjax.train.encode import encode, is_encoded, read_statistics
 from rfjax.train.export import export
+from rfjax.train.first_block import first_block_stage
 from rfjax.train.initial import initial_dit
 from rfjax.train.loop import Metrics, Stage, load_average, seconds_spent, steps_done, train
 from rfjax.train.rollout import rollout_stage
@@ -39,8 +40,8 @@ from rfjax.weights.parts import abstract_part
 from rfjax.worlds import World, find_world
 
 _LOG_EVERY = 20
-_NEEDS = {"encode": "vae", "dit": "encode", "rollout": "dit", "decoder": "vae"}
-_SEEDS = {"dit": 0, "rollout": 1}
+_NEEDS = {"encode": "vae", "first": "encode", "dit": "first encode", "rollout": "dit", "decoder": "vae"}
+_SEEDS = {"dit": 0, "rollout": 1, "first": 2}
 
 
 class Run:
@@ -76,9 +77,11 @@ class Run:
         if stage is not None and stage not in stages:
             raise InputError(f"--stage {stage}: the configuration {self.config.name} has {', '.join(stages)}")
         for name in stages if stage is None else [stage]:
-            needed = _NEEDS.get(name)
-            if needed in stages and not self._finished(needed):
-                raise InputError(f"{self.folder}: {name} needs {needed}, which is not finished; run --stage {needed}")
+            for needed in _NEEDS.get(name, "").split():
+                if needed in stages and not self._finished(needed):
+                    raise InputError(
+                        f"{self.folder}: {name} needs {needed}, which is not finished; run --stage {needed}"
+                    )
             if self._finished(name):
                 self.say(f"{name} is finished")
             elif not getattr(self, f"_run_{name}")():
@@ -111,14 +114,20 @@ class Run:
         self._begin("encode", {"vae": _checksum(self._vae), "blocks": recipe.blocks, "seed": recipe.seed})
         return encode(self._world, self.config.model, self._vae, recipe, self.folder / "encode", self.stopped)
 
+    def _run_first(self) -> bool:
+        self._begin("first", {"vae": _checksum(self._vae)})
+        return self._train_dit("first", first_block_stage, self._initial)
+
     def _run_dit(self) -> bool:
-        self._begin("dit", {"vae": _checksum(self._vae)})
-        return self._train_dit("dit", {part: self._initial(part) for part in ("dit", "text")})
+        params = self._trained("first") if self.config.first else self._initial
+        origin = {"first": _checksum(params)} if self.config.first else {}
+        self._begin("dit", {"vae": _checksum(self._vae)} | origin)
+        return self._train_dit("dit", rollout_stage, params)
 
     def _run_rollout(self) -> bool:
         params = self._trained("dit")
         self._begin("rollout", {"vae": _checksum(self._vae), "dit": _checksum(params)})
-        return self._train_dit("rollout", params)
+        return self._train_dit("rollout", rollout_stage, params)
 
     def _run_export(self) -> bool:
         source = next((name for name in ("rollout", "dit") if steps_done(self.folder / name)), None)
@@ -129,16 +138,14 @@ class Run:
         self.say(f"{path}: the weights of {source} at step {steps_done(self.folder / source)}")
         return True
 
-    def _train_dit(self, name: str, params: dict[str, Any]) -> bool:
+    def _train_dit(self, name: str, stage: Callable[..., Stage], params: dict[str, Any]) -> bool:
         data, text_len = self._data, self._model.dit.text_len
         tokens = self._tokenizer(data.prompts, text_len)
         if any(tokens.dropped):
             needed = text_len + max(tokens.dropped)
             raise InputError(f"the prompts of the videos have up to {needed} tokens, dit.text_len is {text_len}")
         recipe, given = getattr(self.config, name), (tokens.ids, tokens.lengths)
-        return self._train(
-            name, rollout_stage(self._model, recipe, data, given, params, self._show, seed=_SEEDS[name])
-        )
+        return self._train(name, stage(self._model, recipe, data, given, params, self._show, seed=_SEEDS[name]))
 
     def _train(self, name: str, stage: Stage) -> bool:
         every = self.config.samples.every
@@ -228,8 +235,12 @@ class Run:
             self._model, self._vae, self._tokenizer, samples.prompts, (height, width), score, samples.frames
         )
 
-    def _initial(self, part: str) -> nnx.State:
+    @property
+    def _initial(self) -> dict[str, nnx.State]:
         """The parameters that training begins with."""
+        return {part: self._initial_part(part) for part in ("dit", "text")}
+
+    def _initial_part(self, part: str) -> nnx.State:
         if part not in self.config.fresh:
             return store.load_params(self._checkpoint, part, abstract_part(part, self._model, jnp.float32)[1])
         if part == "dit":
@@ -243,7 +254,7 @@ class Run:
 
     def _provenance(self) -> dict[str, Any]:
         stages: dict[str, Any] = {}
-        for name in ("vae", "dit", "rollout", "decoder"):
+        for name in ("vae", "first", "dit", "rollout", "decoder"):
             if getattr(self.config, name) is not None:
                 done, wanted = steps_done(self.folder / name), self._steps(name)
                 stages[name] = {"steps": done, "of": wanted, "seconds": seconds_spent(self.folder / name)}
