@@ -1,3 +1,3 @@
 """Training: the causal VAE, then the DiT with its text encoder on rolling windows, then on its own roll-outs."""
 
-STAGES = ("vae", "encode", "first", "dit", "rollout", "decoder", "export")
+STAGES = ("vae", "encode", "text", "first", "dit", "rollout", "decoder", "export")

@@ -31,6 +31,7 @@ from rfjax.train.encode import EncodeRecipe
 from rfjax.train.export import Storage
 from rfjax.train.first_block import FirstBlockRecipe
 from rfjax.train.rollout import RolloutRecipe
+from rfjax.train.text import TextRecipe
 from rfjax.train.vae import VAERecipe
 from rfjax.weights.bundled import find_checkpoint
 from rfjax.weights.store import load_config
@@ -66,8 +67,9 @@ class ExportConfig:
 
 
 _SECTIONS = {
-    "data": DataConfig, "vae": VAERecipe, "encode": EncodeRecipe, "first": FirstBlockRecipe, "dit": RolloutRecipe,
-    "rollout": RolloutRecipe, "decoder": VAERecipe, "samples": SampleConfig, "export": ExportConfig,
+    "data": DataConfig, "vae": VAERecipe, "encode": EncodeRecipe, "text": TextRecipe, "first": FirstBlockRecipe,
+    "dit": RolloutRecipe, "rollout": RolloutRecipe, "decoder": VAERecipe, "samples": SampleConfig,
+    "export": ExportConfig,
 }  # fmt: skip
 
 
@@ -91,6 +93,7 @@ class TrainConfig:
     samples: SampleConfig
     vae: VAERecipe | None = None
     encode: EncodeRecipe | None = None
+    text: TextRecipe | None = None
     first: FirstBlockRecipe | None = None
     rollout: RolloutRecipe | None = None
     decoder: VAERecipe | None = None
@@ -225,7 +228,7 @@ def _faults_of_phases(config: TrainConfig, name: str) -> dict[str, bool]:
 
 def _faults_of_recipes(config: TrainConfig) -> dict[str, bool]:
     faults = _faults_of_phases(config, "vae") | _faults_of_phases(config, "decoder")
-    for name in ("vae", "first", "dit", "rollout", "decoder"):
+    for name in ("vae", "text", "first", "dit", "rollout", "decoder"):
         recipe = getattr(config, name)
         faults[f"{name}.average must be below 1"] = recipe is not None and recipe.average >= 1
     for name in ("dit", "rollout"):

@@ -109,7 +109,8 @@ def first_block_stage(
         return new, {"error": error, "level": level}
 
     def init(number: int) -> FirstBlockState:
-        return FirstBlockState(params, jax.tree.map(jnp.copy, params), tx.init(params))
+        begun, average = (jax.tree.map(jnp.copy, params) for _ in range(2))  # both are donated
+        return FirstBlockState(begun, average, tx.init(params))
 
     def step(state: FirstBlockState, number: int) -> tuple[FirstBlockState, Metrics]:
         chosen = np.random.default_rng([seed, number]).integers(len(data), size=recipe.batch)

@@ -228,7 +228,8 @@ def rollout_stage(
         state = init_state(config, recipe.batch, *shape[-2:], dtype=jnp.float32)
         lane = Lane(jax.tree.map(jnp.asarray, state), jnp.zeros(recipe.batch))
         lanes = tuple(jax.tree.map(jnp.copy, lane) for _ in range(recipe.lanes))
-        return RolloutState(params, jax.tree.map(jnp.copy, params), tx.init(params), lanes)
+        begun, average = (jax.tree.map(jnp.copy, params) for _ in range(2))  # both are donated
+        return RolloutState(begun, average, tx.init(params), lanes)
 
     def step(state: RolloutState, number: int) -> tuple[RolloutState, Metrics]:
         at = clock(number, recipe.lanes, length)

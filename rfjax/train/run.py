@@ -1,7 +1,7 @@
 """A training run, in which each stage goes on where it stopped. Its folder holds
 
     tokenizer/                     of the world
-    vae/ first/ dit/ rollout/ decoder/    see `rfjax.train.loop`
+    vae/ text/ first/ dit/ rollout/ decoder/    see `rfjax.train.loop`
     encode/                        the encoded videos and their statistics
     checkpoint/                    what is exported
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from rfjax.config import ModelConfig
@@ -33,6 +34,7 @@ from rfjax.train.initial import initial_dit
 from rfjax.train.loop import Metrics, Stage, load_average, seconds_spent, steps_done, train
 from rfjax.train.rollout import rollout_stage
 from rfjax.train.samples import show_samples
+from rfjax.train.text import text_stage, with_heads
 from rfjax.train.vae import vae_stage
 from rfjax.weights import store
 from rfjax.weights.bundled import find_checkpoint
@@ -40,7 +42,8 @@ from rfjax.weights.parts import abstract_part
 from rfjax.worlds import World, find_world
 
 _LOG_EVERY = 20
-_NEEDS = {"encode": "vae", "first": "encode", "dit": "first encode", "rollout": "dit", "decoder": "vae"}
+_NEEDS = {"encode": "vae", "text": "encode", "first": "encode text", "dit": "encode text first", "rollout": "dit",
+          "decoder": "vae"}  # fmt: skip
 _SEEDS = {"dit": 0, "rollout": 1, "first": 2}
 
 
@@ -114,20 +117,19 @@ class Run:
         self._begin("encode", {"vae": _checksum(self._vae), "blocks": recipe.blocks, "seed": recipe.seed})
         return encode(self._world, self.config.model, self._vae, recipe, self.folder / "encode", self.stopped)
 
+    def _run_text(self) -> bool:
+        assert self.config.text is not None
+        stage = text_stage(self._model.text, self.config.text, self._tokens, self._initial_part("text"))
+        return self._train("text", stage)
+
     def _run_first(self) -> bool:
-        self._begin("first", {"vae": _checksum(self._vae)})
         return self._train_dit("first", first_block_stage, self._initial)
 
     def _run_dit(self) -> bool:
-        params = self._trained("first") if self.config.first else self._initial
-        origin = {"first": _checksum(params)} if self.config.first else {}
-        self._begin("dit", {"vae": _checksum(self._vae)} | origin)
-        return self._train_dit("dit", rollout_stage, params)
+        return self._train_dit("dit", rollout_stage, self._trained("first") if self.config.first else self._initial)
 
     def _run_rollout(self) -> bool:
-        params = self._trained("dit")
-        self._begin("rollout", {"vae": _checksum(self._vae), "dit": _checksum(params)})
-        return self._train_dit("rollout", rollout_stage, params)
+        return self._train_dit("rollout", rollout_stage, self._trained("dit"))
 
     def _run_export(self) -> bool:
         source = next((name for name in ("rollout", "dit") if steps_done(self.folder / name)), None)
@@ -139,13 +141,9 @@ class Run:
         return True
 
     def _train_dit(self, name: str, stage: Callable[..., Stage], params: dict[str, Any]) -> bool:
-        data, text_len = self._data, self._model.dit.text_len
-        tokens = self._tokenizer(data.prompts, text_len)
-        if any(tokens.dropped):
-            needed = text_len + max(tokens.dropped)
-            raise InputError(f"the prompts of the videos have up to {needed} tokens, dit.text_len is {text_len}")
-        recipe, given = getattr(self.config, name), (tokens.ids, tokens.lengths)
-        return self._train(name, stage(self._model, recipe, data, given, params, self._show, seed=_SEEDS[name]))
+        self._begin(name, {"vae": _checksum(self._vae), "weights": _checksum(params)})
+        recipe, data = getattr(self.config, name), self._data
+        return self._train(name, stage(self._model, recipe, data, self._tokens, params, self._show, seed=_SEEDS[name]))
 
     def _train(self, name: str, stage: Stage) -> bool:
         every = self.config.samples.every
@@ -227,6 +225,16 @@ class Run:
         return data
 
     @cached_property
+    def _tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and lengths of the data's prompts."""
+        text_len = self._model.dit.text_len
+        tokens = self._tokenizer(self._data.prompts, text_len)
+        if any(tokens.dropped):
+            needed = text_len + max(tokens.dropped)
+            raise InputError(f"the prompts of the videos have up to {needed} tokens, dit.text_len is {text_len}")
+        return tokens.ids, tokens.lengths
+
+    @cached_property
     def _show(self) -> Callable[[Any, int, Path], Metrics]:
         samples, stride = self.config.samples, self._model.vae.spatial_stride
         height, width = (side * stride for side in self._data.latents.shape[-2:])
@@ -237,8 +245,11 @@ class Run:
 
     @property
     def _initial(self) -> dict[str, nnx.State]:
-        """The parameters that training begins with."""
-        return {part: self._initial_part(part) for part in ("dit", "text")}
+        """The parameters that the DiT and its text encoder begin with."""
+        text = self._initial_part("text")
+        if self.config.text:
+            text = load_average(self.folder / "text", with_heads(self._model.text, text))["text"]
+        return {"dit": self._initial_part("dit"), "text": text}
 
     def _initial_part(self, part: str) -> nnx.State:
         if part not in self.config.fresh:
@@ -254,7 +265,7 @@ class Run:
 
     def _provenance(self) -> dict[str, Any]:
         stages: dict[str, Any] = {}
-        for name in ("vae", "first", "dit", "rollout", "decoder"):
+        for name in ("vae", "text", "first", "dit", "rollout", "decoder"):
             if getattr(self.config, name) is not None:
                 done, wanted = steps_done(self.folder / name), self._steps(name)
                 stages[name] = {"steps": done, "of": wanted, "seconds": seconds_spent(self.folder / name)}

@@ -46,6 +46,10 @@ phases = [{ end = 4, batch = 2, size = 16, chunks = 0, chunk_frames = 4 }]
 videos = 5
 blocks = 4
 
+[first]
+steps = 3
+batch = 4
+
 [dit]
 steps = 4
 batch = 2
@@ -56,6 +60,9 @@ steps = 2
 batch = 2
 lanes = 1
 own = [1, 1]
+
+[decoder]
+phases = [{ end = 2, batch = 1, size = 16, chunks = 0, chunk_frames = 4 }]
 
 [samples]
 prompts = ["a red circle still", "a blue square moving up fast on a white background"]

@@ -28,7 +28,7 @@ def light_command():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "use_compile_cache", lambda: None)
         patch.setattr(command, "_use_fast_products", lambda: None)
-        for stage in ("vae", "rollout"):
+        for stage in ("vae", "first_block", "rollout"):
             patch.setattr(f"rfjax.train.{stage}.optimizer", lambda rate, adam_rate, steps: optax.adam(adam_rate))
         yield
 
