@@ -1,0 +1,34 @@
+"""The kernels keep to the kernel language, and to their budgets as modelled at the real shapes."""
+
+import numpy as np
+import pytest
+
+from nki_ops import kernels
+from nki_ops.simulator import TensorSpec, check_subset, profile
+from nki_ops.simulator import nki as simulated
+
+if kernels.nki is not simulated:
+    pytest.skip("with AWS's package the kernels are compiled, and nothing is modelled", allow_module_level=True)
+
+SLOT = np.zeros((1, 1), np.int32)
+
+
+def bf16(*shape):
+    return TensorSpec(shape, "bfloat16")
+
+
+@pytest.mark.parametrize("name", [name for name in kernels.__all__ if name != "nki"])
+def test_sources_keep_to_the_kernel_language(name):
+    assert check_subset(getattr(kernels, name)) == []
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_cache_update_of_a_layer_takes_less_than_50_us(cores):
+    """A block of 3 heads in a pool for 30 layers of 8 slots."""
+    pool, block = bf16(240, 1, 3, 4680, 128), bf16(1, 3, 4680, 128)
+    _, report = profile(kernels.update_cache[cores], cost_only=True)(pool, pool, block, block, SLOT)
+    assert report.seconds < 50e-6
+    assert set(report.engine_seconds) == {"dma", "hbm", "dge"}  # no compute engine
+    # Nothing moves but the block (and the slot's number): no rolled bytes.
+    assert report.dma_bytes == {"hbm->sbuf": 4, "hbm->hbm": 2 * 3 * 4680 * 128 * 2 // cores}
+    assert min(run for run, size in report.dma_runs.items() if size > 4) >= 4096
