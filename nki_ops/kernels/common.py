@@ -30,3 +30,15 @@ def core_share(rows):
     """
     count = (rows + core_count() - 1) // core_count()
     return core_number() * (rows - count), count
+
+
+def token_tiles(tokens):
+    """Cuts tokens into tiles of (first token, partitions, consecutive tokens a partition).
+
+    All but the last few tokens fill 128 partitions; those few get a partition each.
+    """
+    rows = tokens // PARTITIONS
+    whole = PARTITIONS * rows
+    full = [(0, PARTITIONS, rows)] if rows > 0 else []
+    tail = [(whole, tokens - whole, 1)] if tokens > whole else []
+    return full + tail
