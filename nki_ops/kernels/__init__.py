@@ -14,7 +14,8 @@ with suppress(SimulatorError):  # AWS's package is there; the kernels import tha
 
 import nki  # noqa: E402  # pyright: ignore[reportMissingImports]
 
+from nki_ops.kernels.attention import attention  # noqa: E402
 from nki_ops.kernels.cache import update_cache  # noqa: E402
 from nki_ops.kernels.rope import rms_norm_rope_3d, rotate  # noqa: E402
 
-__all__ = ["nki", "rms_norm_rope_3d", "rotate", "update_cache"]
+__all__ = ["attention", "nki", "rms_norm_rope_3d", "rotate", "update_cache"]

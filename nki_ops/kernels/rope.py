@@ -112,7 +112,7 @@ def _load_scales(scale):
     raw = nl.ndarray((PARTITIONS, channels), scale.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=raw, src=scale.reshape((1, channels)).broadcast(0, PARTITIONS))
     scales = nl.ndarray((PARTITIONS, channels), nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=scales, data=raw, op0=nl.multiply, operand0=float(channels) ** 0.5)
+    nisa.tensor_scalar(dst=scales, data=raw, op0=nl.multiply, operand0=channels**0.5)
     return scales
 
 

@@ -49,3 +49,33 @@ def test_the_sink_is_rotated_within_50_us():
     table = TensorSpec((1, 64), "float32")
     _, report = profile(kernels.rotate, cost_only=True)(bf16(1, 1, 3, 4680, 128), table, table)
     assert report.seconds < 50e-6
+
+
+def attention_inputs(queries, pools, dtype="bfloat16"):
+    """3 heads of a core, 7 blocks of 4680 keys."""
+    arrays = [TensorSpec((blocks, 1, 3, 4680, 128), dtype) for blocks in pools for _ in "kv"]
+    table = np.arange(7, dtype=np.int32)
+    return TensorSpec((1, queries, 3, 128), dtype), table, np.array([7], np.int32), *arrays
+
+
+@pytest.mark.parametrize("queries, pools", [(11700, (240, 1, 5)), (2340, (240,))], ids=["window", "clean block"])
+def test_attention_reaches_nine_tenths_of_the_bound(queries, pools):
+    """153.6 G scores/s a core is what TensorE (two products) and ScalarE (one exp) can do at best."""
+    _, report = profile(kernels.attention, cost_only=True)(*attention_inputs(queries, pools))
+    scores = 3 * queries * 7 * 4680
+    assert scores / report.seconds > 0.9 * 153.6e9
+    # Nothing is transposed but keys and queries, once a head: 1 % of the window's time.
+    tiles = 3 * (7 * 37 + queries / 128)
+    assert report.instructions["nc_transpose"] < 1.2 * tiles
+    assert report.engine_seconds["vector"] < 0.15 * report.seconds
+
+
+def test_attention_takes_half_of_the_queries_on_each_of_two_cores():
+    _, one = profile(kernels.attention, cost_only=True)(*attention_inputs(2340, (240,)))
+    _, two = profile(kernels.attention[2], cost_only=True)(*attention_inputs(4680, (240,)))
+    assert two.seconds == pytest.approx(one.seconds, rel=0.01)
+
+
+def test_what_does_not_fit_is_refused_with_its_size():
+    with pytest.raises(AssertionError, match="keys and values of one head need .* use bfloat16"):
+        profile(kernels.attention, cost_only=True)(*attention_inputs(128, (8,), "float32"))

@@ -1,0 +1,111 @@
+"""The softmax of one tile of queries over all keys, with transposed scores.
+
+S^T = K Q^T has keys on partitions. exp() of it, straight from PSUM, is P^T: the stationary operand that P.V needs, so
+P is never transposed. The mask, and any shift that all queries of the tile share, is the exp's per-partition bias. A
+column of ones beside V makes P.V sum the rows of P as well.
+"""
+
+import nki.isa as nisa  # pyright: ignore[reportMissingImports]
+import nki.language as nl  # pyright: ignore[reportMissingImports]
+
+from nki_ops.kernels.attention_keys import key_groups, note_largest_norm
+from nki_ops.kernels.common import PARTITIONS
+
+# exp's argument stays below this; e^70 times 10^6 keys times values up to e^4 is still finite in float32.
+LARGEST_EXPONENT = 70.0
+BANK = 512  # float32 numbers in a partition of a PSUM bank
+# Key tiles that one exp covers. Two spread its overhead over 1024 elements and take half of PSUM, twice two banks;
+# the sums of four sub-tiles of queries take the other half, a bank each.
+GROUP = 2
+
+
+def weigh_shifted(state, keys, block_tokens, scale):
+    """Weighted values and sums of the weights, [queries, D + 1] for each sub-tile; one shift for the whole tile."""
+    groups = []
+    for place in range(keys.mask.shape[1]):
+        groups.extend(key_groups(keys, block_tokens, place, GROUP))
+    return _weigh(state, keys, groups, scale, [])
+
+
+def _weigh(state, keys, groups, scale, lift):
+    """Sums over the keys of `groups`, in PSUM. `lift`: nothing, or one number for every query to add to its scores."""
+    sub_tiles, queries = state.columns.shape[1], state.columns.shape[2]
+    columns = keys.values.shape[2]
+    sums = []
+    for _ in range(sub_tiles):
+        sums.append(nl.ndarray((queries, columns), nl.float32, buffer=nl.psum))
+    banks = []
+    for _ in range(2):
+        banks.append(nl.ndarray((PARTITIONS, GROUP, BANK), nl.float32, buffer=nl.psum))
+    # TensorE makes the next group's scores before it needs this one's weights, so that it does not wait for exp.
+    weights = []
+    for i in range(len(groups) + 1):
+        if i < len(groups):
+            weights.append(_weights(banks[i % 2], state, keys, groups[i], scale, lift))
+        if i > 0:
+            _add_values(sums, keys, groups[i - 1], weights[i - 1], i == 1)
+    return sums
+
+
+def _weights(bank, state, keys, group, scale, lift):
+    """P^T [keys, tiles, sub-tiles, queries] of a group of key tiles."""
+    place, partitions, tiles = group
+    dim, sub_tiles, queries = state.columns.shape
+    width = sub_tiles * queries
+    q_columns = state.columns.reshape((dim, width))
+    for i in range(len(tiles)):
+        scores = bank[:partitions, i, :width]
+        k_columns = keys.columns[:, nl.ds(tiles[i][0], partitions)]
+        nisa.nc_matmul(dst=scores, stationary=k_columns, moving=q_columns, accumulate=False)
+        for ones, numbers in lift:
+            nisa.nc_matmul(dst=scores, stationary=ones[:, :partitions], moving=numbers, accumulate=True)
+    weights = nl.ndarray((partitions, len(tiles), sub_tiles, queries), keys.values.dtype, buffer=nl.sbuf)
+    nisa.activation(
+        dst=weights.reshape((partitions, len(tiles), width)),
+        op=nl.exp,
+        data=bank[:partitions, : len(tiles), :width],
+        bias=state.bias[:partitions, place : place + 1],
+        scale=scale,
+    )
+    return weights
+
+
+def _add_values(sums, keys, group, weights, is_first):
+    _, partitions, tiles = group
+    for i in range(len(tiles)):
+        values = keys.values[:partitions, tiles[i][1], :]
+        for j in range(len(sums)):
+            fresh = is_first and i == 0
+            nisa.nc_matmul(dst=sums[j], stationary=weights[:, i, j, :], moving=values, accumulate=not fresh)
+
+
+# ---- one shift a tile
+
+
+def set_shift(state, x, keys, k_peak, scale):
+    """bias = mask - max(0, bound - 70), with no score of the queries x above bound = scale * max|q| * max|k|."""
+    q_peak = nl.ndarray((x.shape[0], 1), nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=q_peak, value=0.0)
+    note_largest_norm(q_peak, x)
+    shift = largest_of_all(q_peak)
+    nisa.tensor_scalar(dst=shift, data=shift, op0=nl.multiply, operand0=k_peak, op1=nl.power, operand1=0.5)
+    nisa.tensor_scalar(
+        dst=shift, data=shift, op0=nl.multiply, operand0=scale, op1=nl.subtract, operand1=LARGEST_EXPONENT
+    )
+    nisa.tensor_scalar(dst=shift, data=shift, op0=nl.maximum, operand0=0.0)
+    nisa.tensor_scalar(dst=state.bias, data=keys.mask, op0=nl.subtract, operand0=shift)
+
+
+def largest_of_all(column):
+    """[128, 1]: the maximum of a float32 column over its partitions, on every partition."""
+    row = nl.ndarray((1, column.shape[0]), nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=row, data=column, engine=nisa.engine.tensor)
+    top = nl.ndarray((1, 1), nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=top, op=nl.maximum, data=row, axis=1)
+    ones = nl.ndarray((1, PARTITIONS), nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    spread = nl.ndarray((PARTITIONS, 1), nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=spread, stationary=ones, moving=top, accumulate=False)
+    result = nl.ndarray((PARTITIONS, 1), nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=spread)
+    return result
