@@ -10,7 +10,7 @@ import nki.isa as nisa  # pyright: ignore[reportMissingImports]
 import nki.language as nl  # pyright: ignore[reportMissingImports]
 
 from nki_ops.kernels.attention_keys import allocate_keys, load_head
-from nki_ops.kernels.attention_softmax import BANK, largest_of_all, set_shift, weigh_shifted
+from nki_ops.kernels.attention_softmax import BANK, largest_of_all, set_shift, weigh_online, weigh_shifted
 from nki_ops.kernels.common import PARTITIONS, core_share
 
 
@@ -33,16 +33,17 @@ class Queries(nl.NKIObject):
 
 
 @nki.jit
-def attention(q, table, n_valid, k0, v0, k1=None, v1=None, k2=None, v2=None, row_sums=False):
+def attention(q, table, n_valid, k0, v0, k1=None, v1=None, k2=None, v2=None, variant="shift", row_sums=False):
     """Softmax attention of every query over the key blocks that `table` names; scores are scaled by 1 / sqrt(D).
 
     The blocks are read where they lie. A place's DMA is issued for every pool, within the pool's own bounds: the one
     pool that the block is in moves data, the others are skipped. Places from n_valid on are never read, but take as
     long as the others. On two cores each takes half of the queries.
 
-    The softmax subtracts no row maximum but one shift for up to 512 queries, max(0, bound - 70), where the bound is
-    the largest |q| times the largest |k| over sqrt(D). It cannot overflow. A row whose largest score lies more than
+    Variant "shift" subtracts no row maximum but one shift for up to 512 queries, max(0, bound - 70), where the bound
+    is the largest |q| times the largest |k| over sqrt(D). It cannot overflow. A row whose largest score lies more than
     140 below the bound has a sum of weights below 1e-30; from 160 on its weights are lost and it comes out NaN.
+    Variant "online" keeps the maximum of every row, at about half of the speed, and has no such limit.
 
     Args:
         q: [B, T, N, D] queries, normed and rotated; float32 or bfloat16, D up to 128.
@@ -50,6 +51,7 @@ def attention(q, table, n_valid, k0, v0, k1=None, v1=None, k2=None, v2=None, row
             beyond the last block mean that one, as in XLA.
         n_valid: int32 [1], how many entries count, at least 1.
         k0, v0, k1, v1, k2, v2: one to three pools [P, B, N, S, D] of keys and values, in the dtype of q.
+        variant: "shift" or "online".
         row_sums: for debugging: return the sums of the rows' weights too.
 
     Returns:
@@ -59,7 +61,7 @@ def attention(q, table, n_valid, k0, v0, k1=None, v1=None, k2=None, v2=None, row
     for k, v in ((k1, v1), (k2, v2)):
         if k != None:  # noqa: E711  (the kernel language has no `is`)
             pools.append((k, v))
-    _check(q, pools)
+    _check(q, pools, variant)
     batch, tokens, heads, dim = q.shape
     block_tokens, scale = k0.shape[3], dim**-0.5
     out = nl.ndarray(q.shape, q.dtype, buffer=nl.shared_hbm)
@@ -73,6 +75,9 @@ def attention(q, table, n_valid, k0, v0, k1=None, v1=None, k2=None, v2=None, row
     last_row = (count - queries) * heads
     keys = allocate_keys(table, n_valid, pools)
     state = _allocate_queries(q, keys, sub_tiles, queries)
+    shifted = variant == "shift"
+    if not shifted:
+        nisa.tensor_copy(dst=state.bias, src=keys.mask)
 
     def one_head(head):
         load_head(keys, pools)
@@ -81,7 +86,8 @@ def attention(q, table, n_valid, k0, v0, k1=None, v1=None, k2=None, v2=None, row
         _find_rows(state.at, state, last_row)
         arrived = _load_queries(q, state.at, queries)
         _transpose_queries(state.columns, arrived)
-        set_shift(state, arrived, keys, k_peak, scale)
+        if shifted:
+            set_shift(state, arrived, keys, k_peak, scale)
 
         def one_tile(tile):
             # The next tile's queries arrive while this one is at work; after the last tile, its own once more.
@@ -89,9 +95,12 @@ def attention(q, table, n_valid, k0, v0, k1=None, v1=None, k2=None, v2=None, row
             ahead = nl.ndarray((1, sub_tiles), nl.int32, buffer=nl.sbuf)
             _find_rows(ahead, state, last_row)
             arriving = _load_queries(q, ahead, queries)
-            _finish(outputs, weigh_shifted(state, keys, block_tokens, scale), state.at)
+            if shifted:
+                _finish(outputs, weigh_shifted(state, keys, block_tokens, scale), state.at)
+                set_shift(state, arriving, keys, k_peak, scale)
+            else:
+                _finish(outputs, weigh_online(state, keys, block_tokens, scale), state.at)
             _transpose_queries(state.columns, arriving)
-            set_shift(state, arriving, keys, k_peak, scale)
             nisa.tensor_copy(dst=state.at, src=ahead)
 
         nl.fori_loop(0, n_tiles, one_tile)
@@ -103,8 +112,9 @@ def attention(q, table, n_valid, k0, v0, k1=None, v1=None, k2=None, v2=None, row
     return (outputs[0], outputs[1]) if row_sums else out
 
 
-def _check(q, pools):
+def _check(q, pools, variant):
     batch, tokens, heads, dim = q.shape
+    assert variant in ("shift", "online"), f'variant must be "shift" or "online", is {variant}'
     assert q.dtype in (nl.float32, nl.bfloat16), f"queries must be float32 or bfloat16, are {q.dtype}"
     assert dim <= PARTITIONS, f"head dim {dim} exceeds {PARTITIONS}"
     assert batch * tokens * heads < 2**24, f"queries {q.shape} have too many rows to count them in float32"

@@ -109,3 +109,97 @@ def largest_of_all(column):
     result = nl.ndarray((PARTITIONS, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=result, src=spread)
     return result
+
+
+# ---- the running maximum of every row
+
+
+def weigh_online(state, keys, block_tokens, scale):
+    """As `weigh_shifted`, for scores of any range: online softmax (Milakov and Gimelshein 2018), a place at a time.
+
+    The maximum of a row is no bias here, where rows lie along the free dimension. It enters the scores as one more
+    product, ones (for every key) times minus the maximum (for every query), so it is rounded to the dtype of the keys;
+    the weights stay finite for scores up to 3e4.
+    """
+    dim, sub_tiles, queries = state.columns.shape
+    dtype = keys.values.dtype
+    total = nl.ndarray((queries, sub_tiles, dim + 1), nl.float32, buffer=nl.sbuf)
+    ones = nl.ndarray((1, PARTITIONS), dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    negated = None  # minus the maximum so far
+    for place in range(keys.mask.shape[1]):
+        # A place that does not count shows the block of the first place: it raises no maximum.
+        top = _highest_scores(state, keys, place * block_tokens, block_tokens)
+        rounded = nl.ndarray((queries, sub_tiles), dtype, buffer=nl.sbuf)
+        if place == 0:
+            nisa.tensor_scalar(dst=rounded, data=top, op0=nl.multiply, operand0=-1.0)
+        else:
+            nisa.scalar_tensor_tensor(
+                dst=rounded, data=top, op0=nl.multiply, operand0=-1.0, op1=nl.minimum, operand1=negated
+            )
+        lower = nl.ndarray((queries, sub_tiles), nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=lower, src=rounded)
+        groups = key_groups(keys, block_tokens, place, GROUP)
+        sums = _weigh(state, keys, groups, scale, [(ones, _as_row(rounded))])
+        if place == 0:
+            for i in range(sub_tiles):
+                nisa.tensor_copy(dst=total[:, i, :], src=sums[i])
+        else:
+            _add_decayed(total, sums, lower, negated, scale)
+        negated = lower
+    results = []
+    for i in range(sub_tiles):
+        results.append(total[:, i, :])
+    return results
+
+
+def _highest_scores(state, keys, first, count):
+    """float32 [queries, sub-tiles]: maxima over the keys first .. first + count, of scores that are not scaled."""
+    sub_tiles, queries = state.columns.shape[1], state.columns.shape[2]
+    step = GROUP * BANK
+    chunks = (count + step - 1) // step
+    top = nl.ndarray((queries, sub_tiles), nl.float32, buffer=nl.sbuf)
+    for i in range(sub_tiles):
+        highest = nl.ndarray((queries, chunks), nl.float32, buffer=nl.sbuf)
+        for chunk in range(chunks):
+            begin, end = chunk * step, min(chunk * step + step, count)
+            scores = nl.ndarray((queries, step), nl.float32, buffer=nl.psum)
+            for at in range(begin, end, BANK):
+                size = min(BANK, end - at)
+                nisa.nc_matmul(
+                    dst=scores[:, nl.ds(at - begin, size)],
+                    stationary=state.columns[:, i, :],
+                    moving=keys.columns[:, nl.ds(first + at, size)],
+                    accumulate=False,
+                )
+            nisa.tensor_reduce(dst=highest[:, chunk : chunk + 1], op=nl.maximum, data=scores[:, : end - begin], axis=1)
+        nisa.tensor_reduce(dst=top[:, i : i + 1], op=nl.maximum, data=highest, axis=1)
+    return top
+
+
+def _as_row(x):
+    """[1, sub-tiles * queries] of x [queries, sub-tiles]."""
+    queries, sub_tiles = x.shape
+    turned = nl.ndarray((1, sub_tiles, queries), x.dtype, buffer=nl.psum)
+    for i in range(sub_tiles):
+        nisa.nc_transpose(dst=turned[:, i, :], data=x[:, i : i + 1], engine=nisa.engine.tensor)
+    row = nl.ndarray((1, sub_tiles, queries), x.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=row, src=turned)
+    return row.reshape((1, sub_tiles * queries))
+
+
+def _add_decayed(total, sums, lower, negated, scale):
+    """total = total * exp(scale * (old maximum - new maximum)) + sums."""
+    change = nl.ndarray(lower.shape, nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=change, data1=lower, data2=negated, op=nl.subtract)
+    decay = nl.ndarray(lower.shape, nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=decay, op=nl.exp, data=change, scale=scale)
+    for i in range(len(sums)):
+        nisa.scalar_tensor_tensor(
+            dst=total[:, i, :],
+            data=total[:, i, :],
+            op0=nl.multiply,
+            operand0=decay[:, i : i + 1],
+            op1=nl.add,
+            operand1=sums[i],
+        )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nki_ops.kernels import attention
 
+VARIANTS = ["shift", "online"]
 TOLERANCE = {np.float32: 1e-5, ml_dtypes.bfloat16: 2e-2}
 
 
@@ -49,38 +50,41 @@ def count(n):
     queries=st.sampled_from([1, 2, 7, 128, 131]),
     places=st.integers(1, 5),
     cores=st.sampled_from([1, 2]),
+    variant=st.sampled_from(VARIANTS),
     data=st.data(),
 )
-def test_output_equals_the_oracle(run_kernel, error, seed, sizes, shape, queries, places, cores, data):
+def test_output_equals_the_oracle(run_kernel, error, seed, sizes, shape, queries, places, cores, variant, data):
     rng = np.random.default_rng(seed)
     q, pools = draw(rng, sizes, queries, **shape)
     table = rng.integers(0, sum(sizes), places).astype(np.int32)
     n_valid = data.draw(st.integers(1, places))
-    out = run_kernel(attention, q, table, count(n_valid), *flat(pools), cores=cores)
+    out = run_kernel(attention, q, table, count(n_valid), *flat(pools), cores=cores, variant=variant)
     assert out.dtype == q.dtype
     assert error(out, oracle(q, pools, table, n_valid)) < TOLERANCE[shape["dtype"]]
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     "queries, tokens, dim, dtype, cores",
     [(1100, 130, 128, ml_dtypes.bfloat16, 1), (1027, 40, 16, np.float32, 1), (1301, 3, 4, np.float32, 2)],
 )
-def test_many_tiles_of_queries(run_kernel, error, rng, queries, tokens, dim, dtype, cores):
+def test_many_tiles_of_queries(run_kernel, error, rng, queries, tokens, dim, dtype, cores, variant):
     q, pools = draw(rng, [2, 1], queries, tokens=tokens, dim=dim, dtype=dtype)
     table = np.array([2, 0, 1], np.int32)
-    out = run_kernel(attention, q, table, count(3), *flat(pools), cores=cores)
+    out = run_kernel(attention, q, table, count(3), *flat(pools), cores=cores, variant=variant)
     assert error(out, oracle(q, pools, table, 3)) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e30])
-def test_garbage_beyond_the_valid_blocks_never_reaches_the_output(run_kernel, rng, garbage):
+def test_garbage_beyond_the_valid_blocks_never_reaches_the_output(run_kernel, rng, garbage, variant):
     q, pools = draw(rng, [3, 1, 2], 130, tokens=140)
     table = np.array([1, 4, 0, 2, 3, 5], np.int32)
-    clean = run_kernel(attention, q, table, count(2), *flat(pools))
+    clean = run_kernel(attention, q, table, count(2), *flat(pools), variant=variant)
     for pool, blocks in zip(pools, ([0, 2], [0], [1]), strict=True):
         for array in pool:
             array[blocks] = garbage
-    assert run_kernel(attention, q, table, count(2), *flat(pools)).tobytes() == clean.tobytes()
+    assert run_kernel(attention, q, table, count(2), *flat(pools), variant=variant).tobytes() == clean.tobytes()
 
 
 @pytest.mark.parametrize("entry", [99, -1])
@@ -90,14 +94,21 @@ def test_entries_beyond_the_valid_ones_may_be_anything(run_kernel, rng, entry):
     assert outs[0].tobytes() == outs[1].tobytes()
 
 
-def test_the_order_of_blocks_and_pools_changes_nothing(run_kernel, error, rng):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_order_of_blocks_and_pools_changes_nothing(run_kernel, error, rng, variant):
     q, pools = draw(rng, [2, 2], 131, tokens=129)
     table = np.array([3, 0, 2], np.int32)
-    out = run_kernel(attention, q, table, count(3), *flat(pools))
-    assert error(run_kernel(attention, q, table[[1, 2, 0]], count(3), *flat(pools)), out) < 1e-6
-    assert error(run_kernel(attention, q, (table + 2) % 4, count(3), *flat(pools[::-1])), out) < 1e-6
     joined = [np.concatenate(arrays) for arrays in zip(*pools, strict=True)]
-    assert error(run_kernel(attention, q, table, count(3), *joined), out) < 1e-6
+    first, *others = (
+        run_kernel(attention, q, order, count(3), *arrays, variant=variant)
+        for order, arrays in [
+            (table, flat(pools)),
+            (table[[1, 2, 0]], flat(pools)),
+            ((table + 2) % 4, flat(pools[::-1])),
+            (table, joined),
+        ]
+    )
+    assert all(error(other, first) < 1e-6 for other in others)
 
 
 def test_two_cores_equal_one(run_kernel, error, rng):
@@ -146,6 +157,31 @@ def test_scores_beyond_the_safe_range_show(run_kernel, gap, lost):
     out, sums = run_kernel(attention, q, np.zeros(1, np.int32), count(1), *flat(pools), row_sums=True)
     assert sums.item() < 1e-30
     assert np.isnan(out).all() == lost  # never a wrong number without a sign of it
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 1e-3), (ml_dtypes.bfloat16, 2e-2)])
+@pytest.mark.parametrize("bound, gap", [(10, 0), (5000, 0), (1000, 300), (9000, 8000)])
+def test_the_online_variant_takes_scores_of_any_range(run_kernel, error, bound, gap, dtype, tolerance):
+    q, pools = rows_at(bound, gap)
+    q, pools = q.astype(dtype), [[x.astype(dtype) for x in pools[0]]]
+    table = np.zeros(1, np.int32)
+    out, sums = run_kernel(attention, q, table, count(1), *flat(pools), variant="online", row_sums=True)
+    assert 1e-3 < sums.item() < 1e3
+    assert error(out, oracle(q, pools, table, 1)) < tolerance
+
+
+def test_the_online_maximum_may_rise_and_fall_from_block_to_block(run_kernel, error, rng):
+    q, pools = draw(rng, [4], 130, tokens=140)
+    pools[0][0] *= np.array([1, 300, 0, 40], np.float32).reshape(-1, 1, 1, 1, 1)
+    table = np.arange(4, dtype=np.int32)
+    out = run_kernel(attention, q, table, count(4), *flat(pools), variant="online")
+    assert error(out, oracle(q, pools, table, 4)) < 1e-4
+
+
+def test_an_unknown_variant_is_refused(run_kernel, rng):
+    q, pools = draw(rng, [1], 1)
+    with pytest.raises(AssertionError, match="is exact"):
+        run_kernel(attention, q, np.zeros(1, np.int32), count(1), *flat(pools), variant="exact")
 
 
 @pytest.mark.parametrize(
