@@ -46,6 +46,9 @@ phases = [{ end = 4, batch = 2, size = 16, chunks = 0, chunk_frames = 4 }]
 videos = 5
 blocks = 4
 
+[text]
+steps = 2
+
 [first]
 steps = 3
 batch = 4

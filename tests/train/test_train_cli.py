@@ -28,7 +28,7 @@ def light_command():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "use_compile_cache", lambda: None)
         patch.setattr(command, "_use_fast_products", lambda: None)
-        for stage in ("vae", "first_block", "rollout"):
+        for stage in ("vae", "text", "first_block", "rollout"):
             patch.setattr(f"rfjax.train.{stage}.optimizer", lambda rate, adam_rate, steps: optax.adam(adam_rate))
         yield
 
@@ -61,7 +61,7 @@ def run_copy(run_folder, tmp_path):
 
 
 def test_every_stage_leaves_what_one_looks_at(run_folder):
-    for stage, steps in {"vae": 4, "dit": 4, "rollout": 2}.items():
+    for stage, steps in {"vae": 4, "first": 3, "dit": 4, "rollout": 2, "decoder": 2}.items():
         rows = [json.loads(line) for line in (run_folder / stage / "log.jsonl").read_text().splitlines()]
         assert rows[-1]["step"] == steps
         assert (run_folder / stage / "curves.png").exists()
@@ -120,6 +120,7 @@ def test_the_checkpoint_says_what_it_is(run_folder, tiny_toml):
 def test_the_checkpoint_has_the_averaged_weights_of_the_last_stage(run_folder):
     import jax
     import jax.numpy as jnp
+    from flax import nnx
 
     from rfjax.train.loop import load_average
     from rfjax.weights.parts import abstract_part, load_parts
@@ -130,6 +131,12 @@ def test_the_checkpoint_has_the_averaged_weights_of_the_last_stage(run_folder):
     trained = load_average(run_folder / "rollout", like)
     for got, wanted in zip(jax.tree.leaves(params["dit"]), jax.tree.leaves(trained["dit"]), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-6)
+    vae = params["vae"]
+    trained = load_average(run_folder / "decoder", nnx.State({"decoder": vae["decoder"]}))
+    whole = load_average(run_folder / "vae", vae)
+    for part, wanted in {"decoder": trained["decoder"], "encoder": whole["encoder"]}.items():
+        for a, b in zip(jax.tree.leaves(vae[part]), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
 def test_what_is_finished_is_passed_over(run_copy, cli):
