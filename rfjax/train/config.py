@@ -231,7 +231,7 @@ def _faults_of_recipes(config: TrainConfig) -> dict[str, bool]:
     for name in ("vae", "text", "first", "dit", "rollout", "decoder"):
         recipe = getattr(config, name)
         faults[f"{name}.average must be below 1"] = recipe is not None and recipe.average >= 1
-    for name in ("dit", "rollout"):
+    for name in ("first", "dit", "rollout"):
         recipe = getattr(config, name)
         faults[f"{name}.own must be shares from 0 to 1"] = recipe is not None and max(recipe.own) > 1
     return faults

@@ -1,7 +1,8 @@
 """Training the DiT and its text encoder on the first blocks of videos alone, before they learn to roll.
 
-What a prompt means, and where a thing starts, is all that there is to learn from a first block; every update sees a
-whole batch of other prompts, at a sixth of a window's work. A roll keeps its prompts for all of its steps.
+What a prompt means, and where a thing starts, is all that there is to learn from a first block. It passes through the
+noise levels, one an update, and then another video takes its row; the rows stand at different levels. So an update
+sees many more prompts than one of a roll does, at a sixth of the work for each.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from rfjax.text.model import UMT5Encoder
 from rfjax.train.latents import LatentSet
 from rfjax.train.loop import Metrics, Stage
 from rfjax.train.optimizer import averaged, optimizer
-from rfjax.train.rollout import PROMPT_PLACE, scattered
+from rfjax.train.rollout import PROMPT_PLACE, ramp, scattered
 from rfjax.train.start import noise_for_start
 
 
@@ -35,15 +36,17 @@ class FirstBlockRecipe:
     Attributes:
         steps: updates.
         batch: videos.
-        start_boost: how much louder the noise says at first where things start; it goes to 0 over half of the steps.
+        own, start_boost, own_steps: as in `RolloutRecipe`.
     """
 
     steps: int
-    batch: int = 32
+    batch: int = 40
     learning_rate: float = 0.02
     adam_learning_rate: float = 0.002
     average: float = 0.99
+    own: tuple[float, float] = (0.0, 0.9)
     start_boost: float = 0.0
+    own_steps: tuple[int, int] = (0, 1)
 
 
 class FirstBlockState(NamedTuple):
@@ -52,6 +55,8 @@ class FirstBlockState(NamedTuple):
     params: Any  # {"dit": ..., "text": ...}
     average: Any
     optimizer: Any
+    x0: Float[Array, "B f C h w"]  # what is re-noised next
+    own: Float[Array, " B"]  # 1: runs on its own estimates
 
 
 class _Batch(NamedTuple):
@@ -78,48 +83,51 @@ def first_block_stage(
     tx = optimizer(recipe.learning_rate, recipe.adam_learning_rate, recipe.steps)
     graphs = {"dit": nnx.graphdef(DiT(config.dit, rngs=nnx.Rngs(0))),
               "text": nnx.graphdef(UMT5Encoder(config.text, rngs=nnx.Rngs(0)))}  # fmt: skip
-    # Half of the steps at pure noise, where nothing but prompt and noise says what to draw.
-    share = jnp.where(jnp.arange(len(sigmas)) == 0, 0.5, 0.5 / (len(sigmas) - 1))
 
-    def loss(params: Any, batch: _Batch, noisy: Array, level: Array) -> tuple[Array, Array]:
+    def loss(params: Any, batch: _Batch, noisy: Array, level: Array) -> tuple[Array, Any]:
         text = nnx.merge(graphs["text"], params["text"])
         dit = nnx.merge(graphs["dit"], params["dit"])
         text_kv = dit.text_keys_values(text(batch.tokens, batch.lengths))
         output, _ = dit(noisy, jnp.asarray(features)[level][:, None], rotary, text_kv, attend=_attend)
         x0 = output if config.rolling.prediction == "clean" else noisy - _column(sigmas[level]) * output
         error = jnp.mean(jnp.square(x0 - batch.target), axis=(1, 2, 3, 4))
-        return jnp.mean(error), error
+        return jnp.mean(error), (x0, error)
 
     @partial(jax.jit, donate_argnums=(0,))
-    def update(state: FirstBlockState, batch: _Batch, number: Array) -> tuple[FirstBlockState, dict[str, Array]]:
+    def update(
+        state: FirstBlockState, batch: _Batch, level: Array, done: Array, number: Array
+    ) -> tuple[FirstBlockState, Array]:
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), 4)
-        level = jax.random.choice(keys[0], len(sigmas), (recipe.batch,), p=share)
+        own_share = recipe.own[0] + (recipe.own[1] - recipe.own[0]) * done
+        own = jnp.where(level == 0, jax.random.bernoulli(keys[0], own_share, level.shape), state.own)
         told = level <= len(sigmas) - 1 - PROMPT_PLACE  # levels at which the noise says where things start
-        before = jnp.where(_column(told), scattered(keys[1], batch.target, patch), batch.target)
-        say = partial(
-            noise_for_start, patch=patch, boost=recipe.start_boost * jnp.maximum(0, 1 - 2 * number / recipe.steps)
-        )
-        said = jax.vmap(say)(jax.random.split(keys[2], recipe.batch), before, sigmas[level], jnp.asarray(batch.start))
+        sigma, boost = sigmas[level], recipe.start_boost * (1 - done)
+        before = jnp.where(_column(told), scattered(keys[1], state.x0, patch), state.x0)
+        say = jax.vmap(partial(noise_for_start, patch=patch, boost=boost))
+        said = say(jax.random.split(keys[2], recipe.batch), before, sigma, jnp.asarray(batch.start))
         noise = jnp.where(_column(told), said, jax.random.normal(keys[3], before.shape))
-        noisy = (1 - _column(sigmas[level])) * before + _column(sigmas[level]) * noise
-        (_, error), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, noisy, level)
+        noisy = (1 - _column(sigma)) * before + _column(sigma) * noise
+        (_, (x0, error)), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, noisy, level)
         updates, opt = tx.update(grads, state.optimizer, state.params)
         params = jax.tree.map(jnp.add, state.params, updates)
-        new = FirstBlockState(params, averaged(state.average, params, number, recipe.average), opt)
-        return new, {"error": error, "level": level}
+        average = averaged(state.average, params, number, recipe.average)
+        x0 = jnp.where(_column(own) > 0, x0, batch.target)
+        return FirstBlockState(params, average, opt, x0, own), error
 
     def init(number: int) -> FirstBlockState:
         begun, average = (jax.tree.map(jnp.copy, params) for _ in range(2))  # both are donated
-        return FirstBlockState(begun, average, tx.init(params))
+        x0 = jnp.zeros((recipe.batch, frames, *data.latents.shape[2:]))
+        return FirstBlockState(begun, average, tx.init(begun), x0, jnp.zeros(recipe.batch))
 
     def step(state: FirstBlockState, number: int) -> tuple[FirstBlockState, Metrics]:
-        chosen = np.random.default_rng([seed, number]).integers(len(data), size=recipe.batch)
-        ids = data.prompt_ids[chosen, 0]
-        target = data.latents[chosen, :frames].astype(np.float32)
+        turn, level = np.divmod(number + np.arange(recipe.batch), len(sigmas))
+        draws = (np.random.default_rng([seed, row, n]) for row, n in enumerate(turn))
+        chosen = np.array([draw.integers(len(data)) for draw in draws])
+        ids, target = data.prompt_ids[chosen, 0], data.latents[chosen, :frames].astype(np.float32)
         batch = _Batch(target, tokens[0][ids], tokens[1][ids], data.start[chosen])
-        state, numbers = update(state, batch, jnp.int32(number))
-        error, level = np.asarray(numbers["error"]), np.asarray(numbers["level"])
-        return state, {f"level{i}": float(error[level == i].mean()) for i in np.unique(level)}
+        done = jnp.float32(ramp(number, recipe.own_steps))
+        state, error = update(state, batch, jnp.asarray(level), done, jnp.int32(number))
+        return state, {f"level{i}": float(np.asarray(error)[level == i].mean()) for i in np.unique(level)}
 
     return Stage(init, step, lambda state, number, folder: show(state.average, number, folder))
 

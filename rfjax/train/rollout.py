@@ -234,8 +234,7 @@ def rollout_stage(
     def step(state: RolloutState, number: int) -> tuple[RolloutState, Metrics]:
         at = clock(number, recipe.lanes, length)
         plan = plan_step(at.step, roll, rolling, config.dit.head_dim, config.dit.rope_theta)
-        first, last = recipe.own_steps
-        done = np.clip((number - first) / max(1, last - first), 0, 1)
+        done = ramp(number, recipe.own_steps)
         lanes, lane = state.lanes, state.lanes[at.lane]
         new, lane, metrics = update(
             state._replace(lanes=()),
@@ -250,6 +249,12 @@ def rollout_stage(
         return new._replace(lanes=lanes), _metrics(metrics, at.step, window, blocks)
 
     return Stage(init, step, lambda state, number, folder: show(state.average, number, folder))
+
+
+def ramp(number: int, steps: tuple[int, int]) -> float:
+    """0 until the first of `steps`, 1 from the last on, and straight in between."""
+    first, last = steps
+    return float(np.clip((number - first) / max(1, last - first), 0, 1))
 
 
 def scattered(key: Array, x0: Float[Array, "B *_ h w"], patch: tuple[int, int]) -> Float[Array, "B *_ h w"]:
