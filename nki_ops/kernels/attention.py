@@ -42,7 +42,7 @@ def attention(q, table, n_valid, k0, v0, k1=None, v1=None, k2=None, v2=None, var
 
     Variant "shift" subtracts no row maximum but one shift for up to 512 queries, max(0, bound - 70), where the bound
     is the largest |q| times the largest |k| over sqrt(D). It cannot overflow. A row whose largest score lies more than
-    140 below the bound has a sum of weights below 1e-30; from 160 on its weights are lost and it comes out NaN.
+    139 below the bound has a sum of weights below 1e-30; from 158 on it comes out infinite or NaN.
     Variant "online" keeps the maximum of every row, at about half of the speed, and has no such limit.
 
     Args:

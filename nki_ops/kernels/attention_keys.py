@@ -5,7 +5,7 @@ from typing import Any
 import nki.isa as nisa  # pyright: ignore[reportMissingImports]
 import nki.language as nl  # pyright: ignore[reportMissingImports]
 
-from nki_ops.kernels.common import PARTITIONS, item_bytes, token_tiles
+from nki_ops.kernels.common import MOST_ROWS, PARTITIONS, item_bytes, token_tiles
 
 # Bias of a key that does not count: exp(-3e4) is 0. Its block is a valid one, so its score is finite.
 MASKED = -3e4
@@ -39,7 +39,7 @@ def allocate_keys(table, n_valid, pools):
     places = table.size
     tiles = (block_tokens + PARTITIONS - 1) // PARTITIONS
     bytes_needed = places * (block_tokens + tiles * (dim + 1)) * item_bytes(k.dtype)
-    work_bytes = 6 * (block_tokens // PARTITIONS + 1) * dim * item_bytes(k.dtype)  # two blocks on their way in
+    work_bytes = 6 * min(tiles, MOST_ROWS) * dim * item_bytes(k.dtype)  # two blocks on their way in
     assert bytes_needed + work_bytes <= nl.tile_size.sbuf_fmax_bytes, (
         f"keys and values of one head need {bytes_needed} B and {work_bytes} B to load them of the "
         f"{nl.tile_size.sbuf_fmax_bytes} B of an SBUF partition: use bfloat16, fewer places or smaller blocks"

@@ -17,6 +17,8 @@ BANK = 512  # float32 numbers in a partition of a PSUM bank
 # Key tiles that one exp covers. Two spread its overhead over 1024 elements and take half of PSUM, twice two banks;
 # the sums of four sub-tiles of queries take the other half, a bank each.
 GROUP = 2
+# Groups between a weight's making and its use.
+LAG = 2
 
 
 def weigh_shifted(state, keys, block_tokens, scale):
@@ -37,13 +39,13 @@ def _weigh(state, keys, groups, scale, lift):
     banks = []
     for _ in range(2):
         banks.append(nl.ndarray((PARTITIONS, GROUP, BANK), nl.float32, buffer=nl.psum))
-    # TensorE makes the next group's scores before it needs this one's weights, so that it does not wait for exp.
+    # While ScalarE makes weights, TensorE makes the next scores and uses the weights before; neither waits.
     weights = []
-    for i in range(len(groups) + 1):
+    for i in range(len(groups) + LAG):
         if i < len(groups):
             weights.append(_weights(banks[i % 2], state, keys, groups[i], scale, lift))
-        if i > 0:
-            _add_values(sums, keys, groups[i - 1], weights[i - 1], i == 1)
+        if i >= LAG:
+            _add_values(sums, keys, groups[i - LAG], weights[i - LAG], i == LAG)
     return sums
 
 

@@ -78,10 +78,7 @@ def rotate(x, cos, sin):
     first, count = core_share(tokens)
     for start, partitions, rows in token_tiles(count):
         here = nl.ds(first + start, partitions * rows)
-        if cos.shape[0] == 1:
-            table = _load_table(cos, sin, nl.ds(0, 1), partitions, 1)
-        else:
-            table = _load_table(cos, sin, here, partitions, rows)
+        table = _load_table(cos, sin, here, partitions, rows if cos.shape[0] == tokens else 1)
         source = flat_x[:, here, :].reshape_dim(1, (partitions, rows)).permute((1, 0, 2, 3))
         target = flat_out[:, here, :].reshape_dim(1, (partitions, rows)).permute((1, 0, 2, 3))
         _rotate_heads(target, source, table)
@@ -95,15 +92,22 @@ def _check_table(cos, sin):
 
 
 def _load_table(cos, sin, here, partitions, rows):
-    """[partitions, 2, rows, D/2]: cos and sin of the tokens `here`; of one token, on every partition."""
+    """[partitions, 2, rows, D/2]: cos and sin of the tokens `here`; a table of one row, on every partition."""
     half = cos.shape[1]
     table = nl.ndarray((partitions, 2, rows, half), nl.float32, buffer=nl.sbuf)
     for i, column in ((0, cos), (1, sin)):
-        source = column[here, :]
-        if source.shape[0] < partitions:
-            source = source.broadcast(0, partitions)
-        nisa.dma_copy(dst=table[:, i, :, :], src=source.reshape((partitions, rows, half)))
+        if column.shape[0] == 1:
+            source = column.reshape((1, 1, half)).broadcast(0, partitions)
+        else:
+            source = column[here, :].reshape((partitions, rows, half))
+        nisa.dma_copy(dst=table[:, i, :, :], src=source)
     return table
+
+
+def _at_once(heads, half):
+    """(heads, rows) of which the pairs are turned at once."""
+    group = min(heads, PAIRS // half)
+    return group, max(1, PAIRS // (group * half))
 
 
 def _load_scales(scale):
@@ -118,36 +122,60 @@ def _load_scales(scale):
 
 def _norm_rotate(target, source, scales, table, heads, eps):
     """One tile: HBM views [partitions, rows, C], a few rows at a time."""
+    rows = source.shape[1]
+    _, step = _at_once(heads, table.shape[3])
+    starts = range(0, rows, step)
+    # Rows are normed one step ahead, so that VectorE has pairs to turn while the other engines make the next factors.
+    ready = []
+    for i in range(len(starts) + 1):
+        if i < len(starts):
+            here = nl.ds(starts[i], min(step, rows - starts[i]))
+            ready.append(_normed(source[:, here, :], scales, table[:, :, here, :], eps))
+        if i > 0:
+            scaled, turn, sin = ready[i - 1]
+            here = nl.ds(starts[i - 1], scaled.shape[1])
+            _turn_rows(target[:, here, :], scaled, turn, sin, heads)
+
+
+def _normed(source, scales, table, eps):
+    """(scaled, turn, sin) of a few rows: channels times their scales, tables times 1 / rms in PSUM, sin in SBUF."""
     partitions, rows, channels = source.shape
     half = table.shape[3]
-    group = min(heads, PAIRS // half)  # heads that are turned at once
-    step = max(1, PAIRS // (group * half))  # rows
-    for row in range(0, rows, step):
-        count = min(step, rows - row)
-        x = nl.ndarray((partitions, count, channels), source.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=x, src=source[:, row : row + count, :])
-        turn = nl.ndarray((partitions, 2, count, half), nl.float32, buffer=nl.psum)
-        sin = nl.ndarray((partitions, count, half), nl.float32, buffer=nl.sbuf)
-        _scale_table(turn, sin, table[:, :, row : row + count, :], _inverse_norm(x, eps))
+    x = nl.ndarray((partitions, rows, channels), source.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=x, src=source)
+    factor = _inverse_norm(x, eps)
+    turn = nl.ndarray((partitions, 2, rows, half), nl.float32, buffer=nl.psum)
+    sin = nl.ndarray((partitions, rows, half), nl.float32, buffer=nl.sbuf)
+    for row in range(rows):
+        of_token = factor[:, row : row + 1]
+        nisa.activation(dst=turn[:, :, row, :], op=nl.copy, data=table[:, :, row, :], scale=of_token)
+        nisa.activation(dst=sin[:, row, :], op=nl.copy, data=table[:, 1, row, :], scale=of_token)
 
-        scaled = nl.ndarray((partitions, count, channels), nl.float32, buffer=nl.sbuf)
-        weights = scales[:partitions, :].expand_dim(1).broadcast(1, count)
-        nisa.tensor_tensor(dst=scaled, data1=x, data2=weights, op=nl.multiply, engine=nisa.engine.gpsimd)
+    scaled = nl.ndarray((partitions, rows, channels), nl.float32, buffer=nl.sbuf)
+    weights = scales[:partitions, :].expand_dim(1).broadcast(1, rows)
+    nisa.tensor_tensor(dst=scaled, data1=x, data2=weights, op=nl.multiply, engine=nisa.engine.gpsimd)
+    return scaled, turn, sin
 
-        y = nl.ndarray((partitions, count, channels), source.dtype, buffer=nl.sbuf)
-        scaled_pairs = scaled.reshape((partitions, count, heads, 2 * half))
-        y_pairs = y.reshape((partitions, count, heads, 2 * half))
-        for head in range(0, heads, group):
-            here = nl.ds(head, min(group, heads - head))
-            shape = (partitions, count, min(group, heads - head), half)
-            _turn_pairs(
-                y_pairs[:, :, here, :],
-                scaled_pairs[:, :, here, :],
-                _over_heads(turn[:, 0, :, :], 2, shape),
-                _over_heads(turn[:, 1, :, :], 2, shape),
-                _over_heads(sin, 2, shape),
-            )
-        nisa.dma_copy(dst=target[:, row : row + count, :], src=y)
+
+def _turn_rows(target, scaled, turn, sin, heads):
+    """Turns the pairs of a few rows and stores them, as many heads at a time as PSUM has room for."""
+    partitions, rows, channels = scaled.shape
+    half = sin.shape[2]
+    group, _ = _at_once(heads, half)
+    y = nl.ndarray((partitions, rows, channels), target.dtype, buffer=nl.sbuf)
+    scaled_heads = scaled.reshape((partitions, rows, heads, 2 * half))
+    y_heads = y.reshape((partitions, rows, heads, 2 * half))
+    for head in range(0, heads, group):
+        here = nl.ds(head, min(group, heads - head))
+        shape = (partitions, rows, min(group, heads - head), half)
+        _turn_pairs(
+            y_heads[:, :, here, :],
+            scaled_heads[:, :, here, :],
+            _over_heads(turn[:, 0, :, :], 2, shape),
+            _over_heads(turn[:, 1, :, :], 2, shape),
+            _over_heads(sin, 2, shape),
+        )
+    nisa.dma_copy(dst=target, src=y)
 
 
 def _inverse_norm(x, eps):
@@ -173,26 +201,14 @@ def _inverse_norm(x, eps):
     return inverse
 
 
-def _scale_table(turn, sin, table, factor):
-    """turn = table * factor, a factor for each token; sin = its second half, in SBUF for GpSimdE."""
-    for row in range(table.shape[2]):
-        of_token = factor[:, row : row + 1]
-        nisa.activation(dst=turn[:, :, row, :], op=nl.copy, data=table[:, :, row, :], scale=of_token)
-        nisa.activation(dst=sin[:, row, :], op=nl.copy, data=table[:, 1, row, :], scale=of_token)
-
-
 def _rotate_heads(target, source, table):
     """One tile: HBM views [partitions, heads, rows, D], a few heads and rows at a time."""
     partitions, heads, rows, dim = source.shape
     half = dim // 2
-    group = min(heads, PAIRS // half)
-    step = max(1, PAIRS // (group * half))
+    group, step = _at_once(heads, half)
     for row in range(0, rows, step):
         count = min(step, rows - row)
-        if table.shape[2] == 1:
-            part = table
-        else:
-            part = table[:, :, row : row + count, :]
+        part = table if table.shape[2] == 1 else table[:, :, row : row + count, :]
         turn = nl.ndarray(part.shape, nl.float32, buffer=nl.psum)
         nisa.activation(dst=turn, op=nl.copy, data=part)
         for head in range(0, heads, group):
@@ -226,7 +242,7 @@ def _turn_pairs(y, x, cos, sin, sin_in_sbuf):
     shape = cos.shape
     x_even, x_odd = x[:, :, :, 0::2], x[:, :, :, 1::2]
     y_even, y_odd = y[:, :, :, 0::2], y[:, :, :, 1::2]
-    # GpSimdE takes one of the four products: VectorE would need as long for it as for the sum.
+    # GpSimdE takes one of the four products; it would keep up at half of its modelled rate.
     odd_sin = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=odd_sin, data1=x_odd, data2=sin_in_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)
     even_cos = nl.ndarray(shape, nl.float32, buffer=nl.psum)

@@ -66,9 +66,14 @@ def test_output_equals_the_oracle(run_kernel, error, seed, sizes, shape, queries
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     "queries, tokens, dim, dtype, cores",
-    [(1100, 130, 128, ml_dtypes.bfloat16, 1), (1027, 40, 16, np.float32, 1), (1301, 3, 4, np.float32, 2)],
+    [
+        (1100, 130, 128, ml_dtypes.bfloat16, 1),
+        (1027, 40, 16, np.float32, 1),
+        (1301, 3, 4, np.float32, 2),
+        (2, 8400, 2, np.float32, 1),
+    ],
 )
-def test_many_tiles_of_queries(run_kernel, error, rng, queries, tokens, dim, dtype, cores, variant):
+def test_many_tiles_of_queries_and_keys(run_kernel, error, rng, queries, tokens, dim, dtype, cores, variant):
     q, pools = draw(rng, [2, 1], queries, tokens=tokens, dim=dim, dtype=dtype)
     table = np.array([2, 0, 1], np.int32)
     out = run_kernel(attention, q, table, count(3), *flat(pools), cores=cores, variant=variant)
@@ -141,22 +146,22 @@ def rows_at(bound, gap, dim=8):
     return q, [[k, v]]
 
 
-@pytest.mark.parametrize("bound, gap", [(10, 0), (69, 69), (300, 0), (5000, 0), (300, 100), (1000, 140)])
+@pytest.mark.parametrize("bound, gap", [(10, 0), (69, 69), (300, 0), (5000, 0), (300, 100), (1000, 138)])
 def test_scores_within_the_safe_range(run_kernel, error, bound, gap):
-    """However large the scores: a best score at most 140 below the bound keeps its weights."""
+    """However large the scores: a row whose best score is less than 140 below the bound keeps its weights."""
     q, pools = rows_at(bound, gap)
     table = np.zeros(1, np.int32)
     out, sums = run_kernel(attention, q, table, count(1), *flat(pools), row_sums=True)
-    assert 1e-31 < sums.item() < 1e38
+    assert 1e-30 < sums.item() < 1e38
     assert error(out, oracle(q, pools, table, 1)) < 1e-3  # float32 scores of 5000 are good to 5e-4
 
 
-@pytest.mark.parametrize("gap, lost", [(150, False), (180, True), (300, True)])
+@pytest.mark.parametrize("gap, lost", [(150, False), (165, True), (300, True)])
 def test_scores_beyond_the_safe_range_show(run_kernel, gap, lost):
     q, pools = rows_at(1000, gap)
     out, sums = run_kernel(attention, q, np.zeros(1, np.int32), count(1), *flat(pools), row_sums=True)
     assert sums.item() < 1e-30
-    assert np.isnan(out).all() == lost  # never a wrong number without a sign of it
+    assert np.isfinite(out).all() != lost
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(np.float32, 1e-3), (ml_dtypes.bfloat16, 2e-2)])

@@ -40,6 +40,7 @@ def draw_table(rng, rows, half):
 )
 @example(seed=0, batch=1, tokens=401, heads=12, half=64, dtype=ml_dtypes.bfloat16, cores=1)  # the real widths
 @example(seed=0, batch=1, tokens=3, heads=40, half=64, dtype=np.float32, cores=1)  # more heads than fit at once
+@example(seed=0, batch=1, tokens=8400, heads=1, half=1, dtype=np.float32, cores=1)  # more tokens than a tile holds
 def test_norm_and_rotation_equal_the_oracle(run_kernel, error, seed, batch, tokens, heads, half, dtype, cores):
     rng = np.random.default_rng(seed)
     channels = heads * 2 * half
@@ -72,6 +73,7 @@ def test_eps_bounds_the_norm_of_a_vanishing_token(run_kernel, error):
     cores=CORES,
 )
 @example(seed=0, lead=[3], tokens=400, half=64, shared=False, dtype=ml_dtypes.bfloat16, cores=1)
+@example(seed=0, lead=[1], tokens=8400, half=1, shared=False, dtype=np.float32, cores=1)
 @example(seed=0, lead=[30], tokens=130, half=64, shared=True, dtype=np.float32, cores=1)
 def test_rotation_equals_the_oracle(run_kernel, error, seed, lead, tokens, half, shared, dtype, cores):
     rng = np.random.default_rng(seed)
