@@ -44,7 +44,7 @@ def main() -> None:
     pages, frames = [], []
     with pipe.stream(SCRIPT[0], seed=SEED) as stream:
         for chunk in stream:
-            pages += [captioned(frame, chunk.prompt) for frame in chunk.frames[::2]]
+            pages += [captioned(frame, str(chunk.prompt)) for frame in chunk.frames[::2]]
             frames.append(chunk.frames)
             if chunk.index + 1 == BLOCKS:
                 break
