@@ -27,11 +27,20 @@ Encoder = Callable[[int], tuple[list[Clip], Float[np.ndarray, "B F C h w"]]]
 
 @dataclass(frozen=True)
 class EncodeRecipe:
-    """What is encoded: so many videos of so many blocks. A video is a function of the seed and its number."""
+    """What is encoded: so many videos of so many blocks. A video is a function of the seed and its number.
+
+    Besides, the first blocks alone of `first_blocks` other videos, for the stage "first".
+    """
 
     videos: int
     blocks: int
     seed: int = 0
+    first_blocks: int = 0
+
+    @property
+    def of_first_blocks(self) -> "EncodeRecipe":
+        """What is encoded for the stage "first"."""
+        return EncodeRecipe(self.first_blocks, blocks=1, seed=self.seed + 1)
 
 
 class Statistics(NamedTuple):
@@ -48,6 +57,7 @@ def encode(
     recipe: EncodeRecipe,
     folder: Path,
     stopped: Callable[[], bool] = lambda: False,
+    statistics: Statistics | None = None,
 ) -> bool:
     """Encodes what a data set still lacks.
 
@@ -58,13 +68,17 @@ def encode(
         recipe: what.
         folder: of the data set.
         stopped: asked before each batch; once it is true, nothing more is encoded.
+        statistics: to normalise with; None measures them.
 
     Returns:
         Whether all videos are there.
     """
     encoder = _encoder(world, model, vae, recipe)
     folder.mkdir(parents=True, exist_ok=True)
-    statistics = read_statistics(folder) or _measure(folder, encoder)
+    if read_statistics(folder) is None:
+        _write_statistics(folder, statistics or _measure(encoder))
+    statistics = read_statistics(folder)
+    assert statistics is not None
     mean, std = (np.array(values, np.float32)[:, None, None] for values in statistics)
     first = len(latents.files_of(folder))
 
@@ -96,15 +110,17 @@ def read_statistics(folder: Path) -> Statistics | None:
     return Statistics(tuple(data["mean"]), tuple(data["std"]))
 
 
-def _measure(folder: Path, encoder: Encoder) -> Statistics:
+def _measure(encoder: Encoder) -> Statistics:
     """Statistics of streams that have run for a while: the first latents of a video are smaller."""
     encoded = np.concatenate([encoder(UNSEEN + i)[1] for i in range(_MEASURED // _BATCH)])
     steady = encoded[:, encoded.shape[1] // 2 :]
-    statistics = Statistics(*(tuple(f((0, 1, 3, 4)).tolist()) for f in (steady.mean, steady.std)))
+    return Statistics(*(tuple(f((0, 1, 3, 4)).tolist()) for f in (steady.mean, steady.std)))
+
+
+def _write_statistics(folder: Path, statistics: Statistics) -> None:
     new = folder / "statistics.new"
     new.write_text(json.dumps(statistics._asdict(), indent=2) + "\n")
     new.replace(folder / "statistics.json")
-    return statistics
 
 
 def _encoder(world: World, model: ModelConfig, vae: nnx.State, recipe: EncodeRecipe) -> Encoder:

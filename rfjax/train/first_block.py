@@ -56,7 +56,6 @@ class FirstBlockState(NamedTuple):
     average: Any
     optimizer: Any
     x0: Float[Array, "B f C h w"]  # what is re-noised next
-    own: Float[Array, " B"]  # 1: runs on its own estimates
 
 
 class _Batch(NamedTuple):
@@ -99,7 +98,7 @@ def first_block_stage(
     ) -> tuple[FirstBlockState, Array]:
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), 4)
         own_share = recipe.own[0] + (recipe.own[1] - recipe.own[0]) * done
-        own = jnp.where(level == 0, jax.random.bernoulli(keys[0], own_share, level.shape), state.own)
+        own = jax.random.bernoulli(keys[0], own_share, level.shape)
         told = level <= len(sigmas) - 1 - PROMPT_PLACE  # levels at which the noise says where things start
         sigma, boost = sigmas[level], recipe.start_boost * (1 - done)
         before = jnp.where(_column(told), scattered(keys[1], state.x0, patch), state.x0)
@@ -111,13 +110,12 @@ def first_block_stage(
         updates, opt = tx.update(grads, state.optimizer, state.params)
         params = jax.tree.map(jnp.add, state.params, updates)
         average = averaged(state.average, params, number, recipe.average)
-        x0 = jnp.where(_column(own) > 0, x0, batch.target)
-        return FirstBlockState(params, average, opt, x0, own), error
+        return FirstBlockState(params, average, opt, jnp.where(_column(own), x0, batch.target)), error
 
     def init(number: int) -> FirstBlockState:
         begun, average = (jax.tree.map(jnp.copy, params) for _ in range(2))  # both are donated
         x0 = jnp.zeros((recipe.batch, frames, *data.latents.shape[2:]))
-        return FirstBlockState(begun, average, tx.init(begun), x0, jnp.zeros(recipe.batch))
+        return FirstBlockState(begun, average, tx.init(begun), x0)
 
     def step(state: FirstBlockState, number: int) -> tuple[FirstBlockState, Metrics]:
         turn, level = np.divmod(number + np.arange(recipe.batch), len(sigmas))

@@ -3,7 +3,8 @@
 A batch of videos runs through the very process of inference: ramp-up, steady state and ramp-down, the cache filled by
 clean passes, the window re-noised with fresh noise. Each step is an update: the loss compares the window's clean
 estimates with the video. What goes on to the next step is either the video itself (teacher) or what the network said
-(its own roll-out); the share of the latter grows during training. Gradients do not reach back into earlier steps.
+(its own roll-out), drawn anew at every step: the longer the roll-outs get, the rarer they are set right. Gradients do
+not reach back into earlier steps.
 
 What the network is to do in each place of the window follows from what it can know:
   - blocks in front of place `PROMPT_PLACE` carry enough signal to be read off their own noisy latents;
@@ -48,7 +49,7 @@ class RolloutRecipe:
         steps: updates.
         batch: videos of a lane.
         lanes: batches that take turns, each at another step of its videos.
-        own: share of videos that run on the network's own estimates, at the start and at the end of a ramp.
+        own: chance that a video goes on from the network's own estimates, at the start and at the end of a ramp.
         start_boost: how much louder the noise says at first where things start; it goes to 0 with the ramp.
         own_steps: the updates between which the ramp goes.
     """
@@ -64,20 +65,13 @@ class RolloutRecipe:
     own_steps: tuple[int, int] = (0, 1)
 
 
-class Lane(NamedTuple):
-    """A batch of videos on their way."""
-
-    rolling: RollingState
-    own: Float[Array, " B"]  # 1: runs on its own estimates
-
-
 class RolloutState(NamedTuple):
     """Everything the next step depends on."""
 
     params: Any  # {"dit": ..., "text": ...}
     average: Any
     optimizer: Any
-    lanes: tuple[Lane, ...]
+    lanes: tuple[RollingState, ...]  # batches of videos on their way
 
 
 class Batch(NamedTuple):
@@ -202,32 +196,31 @@ def rollout_stage(
 
     @partial(jax.jit, donate_argnums=(0,))
     def update(
-        state: RolloutState, batch: Batch, plan: StepPlan, step: Array, done: Array, number: Array, lane: Lane
-    ) -> tuple[RolloutState, Lane, dict[str, Array]]:
+        state: RolloutState, batch: Batch, plan: StepPlan, step: Array, done: Array, number: Array, lane: RollingState
+    ) -> tuple[RolloutState, RollingState, dict[str, Array]]:
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), 4)
         own_share = recipe.own[0] + (recipe.own[1] - recipe.own[0]) * done
-        own = jnp.where(step == 0, jax.random.bernoulli(keys[0], own_share, lane.own.shape), lane.own)
-        x0 = jnp.where(step == 0, 0, lane.rolling.x0)
+        own = jax.random.bernoulli(keys[0], own_share, (recipe.batch, 1, 1, 1, 1, 1))
+        x0 = jnp.where(step == 0, 0, lane.x0)
         x0 = jnp.where((step == 1) | (step == 2), scattered(keys[1], x0, patch), x0)
         noise = jax.random.normal(keys[2], x0.shape)
         boost = (1 - done) * recipe.start_boost
         said = _started(keys[3], x0, noise, jnp.asarray(batch.start), step, sigmas, patch, boost)
         noise = jnp.where(step <= window - 1 - PROMPT_PLACE, said, noise)
-        rolled = jax.tree.map(jax.lax.stop_gradient, lane.rolling._replace(x0=x0))
+        rolled = jax.tree.map(jax.lax.stop_gradient, lane._replace(x0=x0))
         (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params, rolled, batch, plan, noise)
         after, by_place, weight = aux
         updates, opt = tx.update(grads, state.optimizer, state.params)
         params = jax.tree.map(jnp.add, state.params, updates)
-        kept = jnp.where(own[:, None, None, None, None, None] > 0, after.x0, batch.target)
+        kept = jnp.where(own, after.x0, batch.target)
         new = state._replace(
             params=params, optimizer=opt, average=averaged(state.average, params, number, recipe.average)
         )
-        return new, Lane(after._replace(x0=kept), own), {"error": by_place, "weight": weight}
+        return new, after._replace(x0=kept), {"error": by_place, "weight": weight}
 
     def init(number: int) -> RolloutState:
         state = init_state(config, recipe.batch, *shape[-2:], dtype=jnp.float32)
-        lane = Lane(jax.tree.map(jnp.asarray, state), jnp.zeros(recipe.batch))
-        lanes = tuple(jax.tree.map(jnp.copy, lane) for _ in range(recipe.lanes))
+        lanes = tuple(jax.tree.map(jnp.array, state) for _ in range(recipe.lanes))
         begun, average = (jax.tree.map(jnp.copy, params) for _ in range(2))  # both are donated
         return RolloutState(begun, average, tx.init(params), lanes)
 

@@ -93,7 +93,11 @@ class Run:
 
     def _finished(self, name: str) -> bool:
         if name == "encode":
-            return self.config.encode is not None and is_encoded(self.folder / name, self.config.encode)
+            recipe = self.config.encode
+            sets = (
+                [] if recipe is None else [(self.folder / name, recipe), (self._first_blocks, recipe.of_first_blocks)]
+            )
+            return bool(sets) and all(is_encoded(*one) for one in sets if one[1].videos)
         return name != "export" and steps_done(self.folder / name) == self._steps(name)
 
     def _steps(self, name: str) -> int:
@@ -115,21 +119,29 @@ class Run:
         recipe = self.config.encode
         assert recipe is not None and self._world is not None
         self._begin("encode", {"vae": _checksum(self._vae), "blocks": recipe.blocks, "seed": recipe.seed})
-        return encode(self._world, self.config.model, self._vae, recipe, self.folder / "encode", self.stopped)
+        args, folder = (self._world, self.config.model, self._vae), self.folder / "encode"
+        done = encode(*args, recipe, folder, self.stopped)
+        if not (done and recipe.first_blocks):
+            return done
+        statistics = read_statistics(folder)
+        return encode(*args, recipe.of_first_blocks, self._first_blocks, self.stopped, statistics)
 
     def _run_text(self) -> bool:
         assert self.config.text is not None
-        stage = text_stage(self._model.text, self.config.text, self._tokens, self._initial_part("text"))
+        stage = text_stage(self._model.text, self.config.text, self._tokens(self._data), self._initial_part("text"))
         return self._train("text", stage)
 
     def _run_first(self) -> bool:
-        return self._train_dit("first", first_block_stage, self._initial)
+        own = self.config.encode is not None and self.config.encode.first_blocks > 0
+        data = self._read(self._first_blocks) if own else self._data
+        return self._train_dit("first", first_block_stage, data, self._initial)
 
     def _run_dit(self) -> bool:
-        return self._train_dit("dit", rollout_stage, self._trained("first") if self.config.first else self._initial)
+        params = self._trained("first") if self.config.first else self._initial
+        return self._train_dit("dit", rollout_stage, self._data, params)
 
     def _run_rollout(self) -> bool:
-        return self._train_dit("rollout", rollout_stage, self._trained("dit"))
+        return self._train_dit("rollout", rollout_stage, self._data, self._trained("dit"))
 
     def _run_export(self) -> bool:
         source = next((name for name in ("rollout", "dit") if steps_done(self.folder / name)), None)
@@ -140,10 +152,12 @@ class Run:
         self.say(f"{path}: the weights of {source} at step {steps_done(self.folder / source)}")
         return True
 
-    def _train_dit(self, name: str, stage: Callable[..., Stage], params: dict[str, Any]) -> bool:
+    def _train_dit(
+        self, name: str, stage: Callable[..., Stage], data: latents.LatentSet, params: dict[str, Any]
+    ) -> bool:
         self._begin(name, {"vae": _checksum(self._vae), "weights": _checksum(params)})
-        recipe, data = getattr(self.config, name), self._data
-        return self._train(name, stage(self._model, recipe, data, self._tokens, params, self._show, seed=_SEEDS[name]))
+        recipe, tokens = getattr(self.config, name), self._tokens(data)
+        return self._train(name, stage(self._model, recipe, data, tokens, params, self._show, seed=_SEEDS[name]))
 
     def _train(self, name: str, stage: Stage) -> bool:
         every = self.config.samples.every
@@ -206,10 +220,17 @@ class Run:
         like = nnx.State({"decoder": self._vae["decoder"]})
         return nnx.State({**self._vae, **load_average(self.folder / "decoder", like)})
 
+    @property
+    def _first_blocks(self) -> Path:
+        return self.folder / "encode" / "first_blocks"
+
     @cached_property
     def _data(self) -> latents.LatentSet:
-        """The encoded videos, checked against the model."""
-        folder = self.folder / "encode" if self._world else Path(self.config.data.latents)
+        """The encoded videos."""
+        return self._read(self.folder / "encode" if self._world else Path(self.config.data.latents))
+
+    def _read(self, folder: Path) -> latents.LatentSet:
+        """A data set, checked against the model."""
         data, model = latents.read(folder), self._model
         frames, channels, *sides = data.latents.shape[1:]
         if frames != data.prompt_ids.shape[1] * model.rolling.block_frames:
@@ -224,11 +245,10 @@ class Run:
             )
         return data
 
-    @cached_property
-    def _tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and lengths of the data's prompts."""
+    def _tokens(self, data: latents.LatentSet) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and lengths of a data set's prompts."""
         text_len = self._model.dit.text_len
-        tokens = self._tokenizer(self._data.prompts, text_len)
+        tokens = self._tokenizer(data.prompts, text_len)
         if any(tokens.dropped):
             needed = text_len + max(tokens.dropped)
             raise InputError(f"the prompts of the videos have up to {needed} tokens, dit.text_len is {text_len}")

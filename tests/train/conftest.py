@@ -45,6 +45,7 @@ phases = [{ end = 4, batch = 2, size = 16, chunks = 0, chunk_frames = 4 }]
 [encode]
 videos = 5
 blocks = 4
+first_blocks = 3
 
 [text]
 steps = 2
