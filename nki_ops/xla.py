@@ -104,8 +104,8 @@ def attention(
     block_tokens = pools[0][0].shape[3]
     valid = jnp.arange(places) < n_valid
     table = jnp.where(valid, table, table[0])
-    keys = _gather_blocks([k for k, _ in pools], table).transpose(1, 2, 4, 0, 3)  # B N D P S
-    values = _gather_blocks([v for _, v in pools], table).transpose(1, 2, 0, 3, 4)  # B N P S D
+    keys = gather_blocks([k for k, _ in pools], table).transpose(1, 2, 4, 0, 3)  # B N D P S
+    values = gather_blocks([v for _, v in pools], table).transpose(1, 2, 0, 3, 4)  # B N P S D
     keys = keys.reshape(batch * heads, head_dim, -1)
     values = values.reshape(batch * heads, -1, head_dim)
     bias = jnp.repeat(jnp.where(valid, 0.0, -jnp.inf), block_tokens)
@@ -130,7 +130,7 @@ def _softmax_product(q: Array, k: Array, v: Array, bias: Array) -> Array:
     return (out / total).astype(q.dtype)
 
 
-def _gather_blocks(pools: Sequence[Array], table: Array) -> Array:
+def gather_blocks(pools: Sequence[Array], table: Array) -> Array:
     """The blocks that `table` names, stacked in its order, out of pools that stay where they are."""
 
     def pick(index: Array) -> Array:
