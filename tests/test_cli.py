@@ -312,8 +312,16 @@ def test_force_overwrites(cli):
     assert len(read_video("x.mp4")[0]) == 9
 
 
+@pytest.fixture
+def no_nohup():
+    """These tests may run under nohup, which the command would respect."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_leaves_a_playable_file(cli, ctrl_c, number, expected):
+def test_a_signal_leaves_a_playable_file(cli, ctrl_c, no_nohup, number, expected):
     ctrl_c(2, number)
     code, _, err = cli("generate", "a", *SIZE, "--seed", 1, "-o", "x.mp4", "--quiet")
     frames = read_video("x.mp4")[0]
