@@ -272,7 +272,10 @@ def test_a_broken_pipe_ends_quietly():
 
 
 def test_an_interrupt_gets_through_a_full_pipe():
-    process = subprocess.Popen([sys.executable, "-c", PIPE, "1000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PIPE, "1000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     process.stdout.read(100)
     time.sleep(0.3)  # nobody reads on: the writer waits
     process.send_signal(signal.SIGINT)
