@@ -217,8 +217,8 @@ class Run:
         """The VAE with the decoder that was trained on, if it was."""
         if not steps_done(self.folder / "decoder"):
             return self._vae
-        like = nnx.State({"decoder": self._vae["decoder"]})
-        return nnx.State({**self._vae, **load_average(self.folder / "decoder", like)})
+        decoder = load_average(self.folder / "decoder", nnx.State({"decoder": self._vae["decoder"]}))
+        return nnx.merge_state(self._vae, decoder)
 
     @property
     def _first_blocks(self) -> Path:

@@ -35,5 +35,5 @@ def test_features_tell_more_and_more_of_the_words_around(tiny_model, prompts):
         state, metrics = stage.step(state, number)
         told.append(metrics["told"])
     # More than half of the places around a word of so short a prompt are padding, which is soon learned.
-    assert told[-1] > told[20] + 0.1 and told[-1] > 0.8
+    assert told[-1] > told[20] + 0.1 and told[-1] > 0.7
     assert stage.show(state, STEPS, None)["told_by_average"] == pytest.approx(told[-1], abs=0.05)

@@ -12,7 +12,7 @@ from rfjax.train.config import read_config, shipped_configs
 def test_those_that_come_with_rfjax_read(name):
     config = read_config(name)
     assert config.name == name
-    assert config.stages == ("vae", "encode", "dit", "rollout", "export")
+    assert config.stages == ("vae", "encode", "text", "first", "dit", "decoder", "export")
 
 
 def test_what_a_file_says(tiny_toml):
@@ -61,7 +61,7 @@ def test_what_a_file_says(tiny_toml):
         ("in_dim = 4", "in_dim = 8", "the DiT works on 8 latent channels, the VAE on 4"),
         ("num_heads = 2", "num_heads = 3", "dim 16 does not split into 3 heads"),
         ("dim_ffn = 8", "dim_ffn = 8\nvocab_size = 9", r"model\.text\.vocab_size is found out"),
-        ("[encode]\nvideos = 5\nblocks = 4", "", r"\[vae\] and \[encode\] go together"),
+        ("[encode]\nvideos = 5\nblocks = 4\nfirst_blocks = 3", "", r"\[vae\] and \[encode\] go together"),
         ("[vae]", "[[vae]]", "vae is .*; a table is needed"),
         ("[vae]", "[vae", "changed.toml: Expected"),
     ],
