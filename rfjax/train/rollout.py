@@ -33,6 +33,7 @@ from rfjax.rolling.plan import KeyTable, Roll, StepPlan, plan_step
 from rfjax.rolling.schedule import noise_levels
 from rfjax.rolling.step import RollingState, WindowAttention, init_state, rolling_step
 from rfjax.text.model import UMT5Encoder
+from rfjax.train.attention import attention
 from rfjax.train.latents import LatentSet
 from rfjax.train.loop import Metrics, Stage
 from rfjax.train.optimizer import averaged, optimizer
@@ -104,21 +105,17 @@ class DenseAttention(WindowAttention):
         return jnp.concatenate([clean, window], axis=1), tuple(after)
 
 
-@jax.checkpoint
 def _attend(q: Array, pool: list[Array], keys: KeyTable) -> Array:
     """Softmax attention over the blocks of a pool that a key table names.
 
-    Blocks are picked by a product, whose gradient is one too; a gather's is a slow scatter. Scores are computed again
-    for the gradient: on a CPU that takes less time than to write them down.
+    Blocks are picked by a product, whose gradient is one too; a gather's is a slow scatter.
     """
     places, tokens = keys.blocks.shape[0], pool[0].shape[3]
     pick = jax.nn.one_hot(keys.blocks, pool[0].shape[0])
     k, v = (jnp.einsum("pw,wbntd->bnptd", pick, x) for x in pool)
     k, v = (x.reshape(*x.shape[:2], places * tokens, -1) for x in (k, v))
-    q = q.transpose(0, 2, 1, 3) * q.shape[-1] ** -0.5
     bias = jnp.repeat(jnp.where(jnp.arange(places) < keys.n_valid, 0.0, -1e9), tokens)
-    weights = jax.nn.softmax(jnp.einsum("bnqd,bnkd->bnqk", q, k) + bias)
-    return jnp.einsum("bnqk,bnkd->bnqd", weights, v).transpose(0, 2, 1, 3)
+    return attention(q.transpose(0, 2, 1, 3), k, v, bias).transpose(0, 2, 1, 3)
 
 
 class Clock(NamedTuple):
