@@ -144,6 +144,7 @@ class UMT5Encoder(nnx.Module):
                 return block(x, buckets, valid), None
 
         embedding = self.token_embedding.embedding[...]
+        ids = jnp.clip(ids, 0, embedding.shape[0] - 1)  # so that the program says that no index lies outside
         x = jnp.take(embedding, ids, axis=0, mode="clip").astype(jnp.float32)
         x, _ = scan_layers(self.blocks, run_block, x)
         return jnp.where(valid[:, :, None], self.norm(x), 0)
