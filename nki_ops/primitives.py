@@ -108,7 +108,8 @@ def _primitive(kernel: str, outputs: Callable[..., _Outputs], in_place: int = 0)
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, simulated: bool, **parameters: Any) -> Any:
         kinds = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ctx.avals_out]
-        call = _simulated_call if simulated else _device_call(kernel, tuple(ctx.module_context.platforms))
+        choose = _host_call if simulated else _device_call
+        call = choose(kernel, tuple(ctx.module_context.platforms))
         form = partial(call, kernel, kinds, parameters, in_place)
         return mlir.lower_fun(form, multiple_results=True)(ctx, *operands)
 
@@ -154,6 +155,15 @@ def _one_after_the_other(
 
 
 # ---- what stands in the lowered program
+
+
+def _host_call(kernel: str, platforms: tuple[str, ...]) -> Callable[..., Any]:
+    if PLATFORM in platforms:
+        raise KernelError(
+            f"NKI kernel {kernel}: a simulation is a callback to the host, which Trainium has not; "
+            "unset RFJAX_KERNELS, or set it to nki or xla"
+        )
+    return _simulated_call
 
 
 def _simulated_call(kernel: str, kinds: list[Any], parameters: dict[str, Any], in_place: int, *operands: Array) -> Any:

@@ -107,14 +107,21 @@ class Engine:
         """Abstract cross-attention keys and values of a shape."""
         return jax.eval_shape(self._text_kv, self.params["dit"], self._context_shape(shape))
 
+    def lower(self, shape: Shape, platform: str) -> dict[str, jax.stages.Lowered]:
+        """Every program of a shape as the compiler of a platform, such as "neuron", gets it, by name: those of
+        `Executables`, and "encode_video" for a given first block. Takes no device, and the parameters may be abstract.
+        """
+        config = self.config
+        height, width = (config.vae.spatial_stride * side for side in (shape.latent_height, shape.latent_width))
+        pixels = jax.ShapeDtypeStruct((shape.batch, config.pixel_frames(1), height, width, 3), jnp.float32)
+        programs = self._trace_text() | self._trace_rolling(shape) | self._trace_decode(shape)
+        programs["encode_video"] = self._trace_encode(pixels)
+        return {name: self._lower(traced, (platform,)) for name, traced in programs.items()}
+
     def encode_video(self, pixels: Float[np.ndarray, "B T H W 3"]) -> Float[np.ndarray, "B F C H W"]:
         """Normalised latents of pixels in -1 .. 1; compiled once for each shape of `pixels`."""
         if pixels.shape not in self._encoders:
-
-            def encode(params: nnx.State, pixels: Array) -> Array:
-                return self._module("vae", params).encode(pixels)
-
-            lowered = self._lower(encode, self.params["vae"], pixels)
+            lowered = self._lower(self._trace_encode(pixels))
             self._encoders[pixels.shape] = self._count(lowered.compile())
         return np.asarray(self._encoders[pixels.shape](self.params["vae"], pixels))
 
@@ -133,10 +140,14 @@ class Engine:
         dit = self.config.dit
         return jax.ShapeDtypeStruct((shape.batch, dit.text_len, dit.text_dim), jnp.float32)
 
-    def _lower(self, function: Callable, *args: Any, donate: tuple[int, ...] = ()) -> Any:
+    def _trace(self, function: Callable, *args: Any, donate: tuple[int, ...] = ()) -> jax.stages.Traced:
         abstract = jax.tree.map(self._abstract, args)
         with precision(self.dtype):
-            return jax.jit(function, donate_argnums=donate).lower(*abstract)
+            return jax.jit(function, donate_argnums=donate).trace(*abstract)
+
+    def _lower(self, traced: jax.stages.Traced, platforms: tuple[str, ...] | None = None) -> jax.stages.Lowered:
+        with precision(self.dtype):
+            return traced.lower(lowering_platforms=platforms)
 
     def _abstract(self, x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None) or self.sharding)
@@ -147,22 +158,24 @@ class Engine:
 
     def _compile(self, shape: Shape) -> Executables:
         """Lowers one after the other, compiles in parallel (the compiler runs outside Python's lock)."""
-        lowered = {} if self._encode_text else {"encode_text": self._lower_text()}
-        lowered |= self._lower_rolling(shape) | self._lower_decode(shape)
+        programs = {} if self._encode_text else self._trace_text()
+        programs |= self._trace_rolling(shape) | self._trace_decode(shape)
+        self._decoder_states[shape] = programs["decode_first"].out_info[1]
+        lowered = {name: self._lower(traced) for name, traced in programs.items()}
         with ThreadPoolExecutor(max_workers=len(lowered)) as pool:
             futures = {name: pool.submit(low.compile) for name, low in lowered.items()}
         compiled = {name: self._count(future.result()) for name, future in futures.items()}
         self._encode_text = compiled.setdefault("encode_text", self._encode_text)
         return Executables(**compiled)
 
-    def _lower_text(self) -> Any:
+    def _trace_text(self) -> dict[str, jax.stages.Traced]:
         def encode_text(params: nnx.State, ids: Array, lengths: Array) -> Array:
             return self._module("text", params)(ids, lengths)
 
         ids = np.zeros((1, self.config.dit.text_len), np.int32)
-        return self._lower(encode_text, self.params["text"], ids, np.zeros(1, np.int32))
+        return {"encode_text": self._trace(encode_text, self.params["text"], ids, np.zeros(1, np.int32))}
 
-    def _lower_rolling(self, shape: Shape) -> dict[str, Any]:
+    def _trace_rolling(self, shape: Shape) -> dict[str, jax.stages.Traced]:
         config = self.config
 
         def step(params: nnx.State, state: RollingState, kv: TextKV, plan: StepPlan, noise: Array) -> RollingState:
@@ -173,11 +186,11 @@ class Engine:
         state = init_state(config, *shape, dtype=self.dtype)  # on the host, and never touched
         kv = self.text_kv_shape(shape)
         return {
-            "text_kv": self._lower(self._text_kv, params, self._context_shape(shape)),
-            "step": self._lower(step, params, state, kv, plan, state.x0, donate=(1,)),
+            "text_kv": self._trace(self._text_kv, params, self._context_shape(shape)),
+            "step": self._trace(step, params, state, kv, plan, state.x0, donate=(1,)),
         }
 
-    def _lower_decode(self, shape: Shape) -> dict[str, Any]:
+    def _trace_decode(self, shape: Shape) -> dict[str, jax.stages.Traced]:
         def decode(params: nnx.State, latents: Array, state: Any = None) -> tuple[Pixels, Any]:
             unit, state = self._module("vae", params).decode(latents, state, first=state is None)
             return Pixels(unit, to_uint8(unit)), state
@@ -185,9 +198,14 @@ class Engine:
         rolling, vae = self.config.rolling, self.config.vae
         block = (shape.batch, rolling.block_frames, vae.z_dim, shape.latent_height, shape.latent_width)
         args = self.params["vae"], jax.ShapeDtypeStruct(block, jnp.float32)
-        first = self._lower(decode, *args)
-        self._decoder_states[shape] = first.out_info[1]
+        first = self._trace(decode, *args)
         return {
             "decode_first": first,
-            "decode_next": self._lower(decode, *args, first.out_info[1], donate=(2,)),
+            "decode_next": self._trace(decode, *args, first.out_info[1], donate=(2,)),
         }
+
+    def _trace_encode(self, pixels: Any) -> jax.stages.Traced:
+        def encode_video(params: nnx.State, pixels: Array) -> Array:
+            return self._module("vae", params).encode(pixels)
+
+        return self._trace(encode_video, self.params["vae"], pixels)

@@ -5,16 +5,17 @@
 """
 
 import re
+from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from nki_ops.lint.program import Program, name_of
+from nki_ops.lint.program import Program, call_target, name_of
 from nki_ops.lint.rules import RULES, Rule
 
-__all__ = ["RULES", "Rule", "Violation", "check"]
+__all__ = ["RULES", "Report", "Rule", "Violation", "check", "report"]
 
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\](jax|jaxlib|flax|einops)[/\\]")
 
@@ -38,8 +39,27 @@ class Violation(NamedTuple):
         return f"{self.source or 'unknown line'}: {self.found}; instead: {self.instead} (rule {self.rule})"
 
 
+class Report(NamedTuple):
+    """What a look at one program found.
+
+    Attributes:
+        operations: how many stand in it; those in a loop count once.
+        custom_calls: how many there are of each target.
+        violations: everything that breaks a rule, in its order; the same thing on the same line, once.
+    """
+
+    operations: int
+    custom_calls: Counter[str]
+    violations: list[Violation]
+
+
 def check(lowered: jax.stages.Lowered | str) -> list[Violation]:
-    """Everything in a program that breaks a rule, in its order; the same thing on the same line, once.
+    """The violations of `report`."""
+    return report(lowered).violations
+
+
+def report(lowered: jax.stages.Lowered | str) -> Report:
+    """Holds every operation of a program against every rule.
 
     Args:
         lowered: what `jax.jit(f).lower(...)` gives, or its text; only text with debug information
@@ -57,7 +77,11 @@ def check(lowered: jax.stages.Lowered | str) -> list[Violation]:
         if rule.broken_by(op, program)
         for source in _sources(op, program)
     )
-    return list(dict.fromkeys(found))
+    return Report(
+        operations=sum(not name_of(op).startswith(("builtin.", "func.")) for op in program.operations),
+        custom_calls=Counter(target for op in program.operations if (target := call_target(op)) is not None),
+        violations=list(dict.fromkeys(found)),
+    )
 
 
 def _sources(op: Any, program: Program) -> list[str]:

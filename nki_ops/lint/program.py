@@ -28,6 +28,12 @@ def name_of(op: Any) -> str:
     return op.operation.name
 
 
+def call_target(op: Any) -> str | None:
+    """What a custom call calls; None for other operations."""
+    is_call = name_of(op) == "stablehlo.custom_call"
+    return ir.StringAttr(op.operation.attributes["call_target_name"]).value if is_call else None
+
+
 def definition(value: Any) -> Any:
     """The operation that makes a value; None for an argument of a function or a region."""
     return None if isinstance(value.owner, ir.Block) else value.owner

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.mlir import ir
 
-from nki_ops.lint.program import Program, argument_number, definition, name_of, operations, terminator
+from nki_ops.lint.program import Program, argument_number, call_target, definition, name_of, operations, terminator
 from nki_ops.primitives import STAND_IN
 
 
@@ -68,10 +68,6 @@ def _numbers(text: str, name: str = "") -> list[int]:
 
 def _above_one(op: Any, attribute: str) -> bool:
     return any(n > 1 for n in _numbers(_text(op, attribute)))
-
-
-def _target(op: Any) -> str | None:
-    return _text(op, "call_target_name").strip('"') if name_of(op) == "stablehlo.custom_call" else None
 
 
 # ---- the rules that need more than a name
@@ -183,12 +179,12 @@ RULES = (
     ),
     Rule(
         3, "a callback to the host", "none on the device: jax.debug.print, pure_callback and checkify are for tests",
-        lambda op, program: "callback" in (_target(op) or ""),
+        lambda op, program: "callback" in (call_target(op) or ""),
     ),
     Rule(
         4, "a custom call that Neuron does not know", "plain JAX, or an NKI kernel",
         lambda op, program: not (
-            (target := _target(op)) is None or "callback" in target or _KNOWN_TARGETS.fullmatch(target)
+            (target := call_target(op)) is None or "callback" in target or _KNOWN_TARGETS.fullmatch(target)
         ),
     ),
     Rule(

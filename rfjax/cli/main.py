@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rfjax.cli import bench, convert, generate, info, stream, train
+from rfjax.cli import bench, convert, generate, info, lint, stream, train
 from rfjax.cli.interrupts import Interrupts
 from rfjax.cli.options import Parser, hyphenated, refuse_extras
 from rfjax.errors import InputError
 
 _COMMANDS = {
     "generate": generate, "stream": stream, "convert": convert, "train": train, "info": info, "bench": bench,
+    "lint": lint,
 }  # fmt: skip
 BAD_INPUT, SIGNALLED = 2, 128
 
@@ -24,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; those of the process by default.
 
     Returns:
-        The exit code: 0; 2 for bad input or a file that cannot be read or written; 130 after Ctrl-C (128
-            and the number of the signal after others).
+        The exit code: 0; 1 for what `lint` finds; 2 for bad input or a file that cannot be read or written; 130
+            after Ctrl-C (128 and the number of the signal after others).
     """
     started = time.perf_counter()
     _fill_standard_streams()
@@ -42,6 +43,12 @@ def _run(argv: Sequence[str] | None, started: float, interrupts: Interrupts) -> 
         args.started, args.interrupts = started, interrupts
         return _COMMANDS[args.command].run(args)
     except InputError as error:
+        return _fail(str(error))
+    except ValueError as error:
+        from nki_ops import KernelError  # loads JAX, which is loaded by now if this was raised
+
+        if not isinstance(error, KernelError):
+            raise
         return _fail(str(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""

@@ -179,16 +179,14 @@ def standard_input(option: str) -> TextIO:
     return sys.stdin
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, default_dtype: str = "bfloat16, on a CPU float32") -> None:
     """The options that choose the model."""
     parser.add_argument(
         "-c", "--checkpoint", type=path, metavar="DIR",
         help="a checkpoint made by `rfjax convert`, or the name of one that comes with rfjax; "
         f"default: {DEFAULT_CHECKPOINT}, a small trained model of moving shapes",
     )  # fmt: skip
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), help="of the model; default: bfloat16, on a CPU float32"
-    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help=f"of the model; default: {default_dtype}")
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:

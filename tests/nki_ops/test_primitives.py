@@ -211,6 +211,14 @@ def test_on_trainium_a_missing_or_empty_nki_is_an_error(no_real_nki, monkeypatch
         for_trainium(nki_ops.rotate, *arguments("rotate"))
 
 
+def test_simulation_for_trainium_is_an_error():
+    x, cos, sin = arguments("rotate")
+    with nki_ops.using("simulate"):
+        traced = jax.jit(lambda x: nki_ops.rotate(x, cos, sin)).trace(x)
+        with pytest.raises(KernelError, match="^NKI kernel rotate: .* callback .* set it to nki or xla$"):
+            traced.lower(lowering_platforms=("neuron",))
+
+
 def test_with_nki_the_kernel_itself_is_called(no_real_nki, monkeypatch):
     """A double of `nki.jit`'s function: like it, it makes a custom call of traced arguments."""
     calls = []
