@@ -189,7 +189,10 @@ def rollout_stage(
         state = rolling_step(config, dit, state, text_kv, plan, noise, attention=DenseAttention)
         error = jnp.mean(jnp.square(state.x0 - batch.target), axis=(2, 3, 4, 5))
         by_place = jnp.sum(error * batch.weight, axis=0)
-        return jnp.sum(by_place) / (recipe.batch * window), (state, by_place, jnp.sum(batch.weight, axis=0))
+        # The root: a thing that differs little from its background counts as much as one that differs a lot; and
+        # where the right answer cannot be known, the best is a likely one, not the mean of all.
+        distance = jnp.sum(jnp.sqrt(error + 1e-4) * batch.weight) / (recipe.batch * window)
+        return distance, (state, by_place, jnp.sum(batch.weight, axis=0))
 
     @partial(jax.jit, donate_argnums=(0,))
     def update(
