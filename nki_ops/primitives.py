@@ -107,9 +107,10 @@ def _primitive(kernel: str, outputs: Callable[..., _Outputs], in_place: int = 0)
         return [_output(kernel, avals, *kind) for kind in outputs(*avals)]
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, simulated: bool, **parameters: Any) -> Any:
+        if simulated:
+            return _simulated_call(ctx, kernel, parameters, operands)
         kinds = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ctx.avals_out]
-        choose = _host_call if simulated else _device_call
-        call = choose(kernel, tuple(ctx.module_context.platforms))
+        call = _device_call(kernel, tuple(ctx.module_context.platforms))
         form = partial(call, kernel, kinds, parameters, in_place)
         return mlir.lower_fun(form, multiple_results=True)(ctx, *operands)
 
@@ -157,25 +158,29 @@ def _one_after_the_other(
 # ---- what stands in the lowered program
 
 
-def _host_call(kernel: str, platforms: tuple[str, ...]) -> Callable[..., Any]:
-    if PLATFORM in platforms:
+def _simulated_call(
+    ctx: mlir.LoweringRuleContext, kernel: str, parameters: dict[str, Any], operands: Sequence[Any]
+) -> Sequence[Any]:
+    """A callback that gets numpy arrays. `jax.pure_callback` would make arrays of JAX of them, by the threads that run
+    programs, and wait: for ever, where the machine has one core and so one thread, which runs this program."""
+    if PLATFORM in ctx.module_context.platforms:
         raise KernelError(
             f"NKI kernel {kernel}: a simulation is a callback to the host, which Trainium has not; "
             "unset RFJAX_KERNELS, or set it to nki or xla"
         )
-    return _simulated_call
 
-
-def _simulated_call(kernel: str, kinds: list[Any], parameters: dict[str, Any], in_place: int, *operands: Array) -> Any:
-    def run(*arrays: Array) -> list[np.ndarray]:
+    def run(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         from nki_ops import kernels
 
         copies = (np.array(x) for x in arrays)  # writable, for what is changed in place
         results = kernels.nki.simulate(getattr(kernels, kernel)[_cores()])(*copies, **parameters)
-        return list(results) if isinstance(results, tuple) else [results]
+        return tuple(results) if isinstance(results, tuple | list) else (results,)
 
     os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")  # AWS's simulator takes trn3 without a device
-    return jax.pure_callback(run, kinds, *operands)
+    outputs, *_ = mlir.emit_python_callback(
+        ctx, run, None, operands, ctx.avals_in, ctx.avals_out, has_side_effect=False
+    )
+    return outputs
 
 
 def _device_call(kernel: str, platforms: tuple[str, ...]) -> Callable[..., Any]:

@@ -1,7 +1,11 @@
 """The kernels as JAX functions: simulated they equal the XLA forms, for Trainium they are custom calls."""
 
+import os
 import re
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +135,23 @@ def test_in_shard_map_the_simulated_kernel_equals_the_xla_form():
     with nki_ops.using("simulate"):
         out = jax.jit(heads_apart(Mesh(np.array(jax.devices()[:1]), ("head",))))(q, *pools[0], table)
     np.testing.assert_allclose(out, xla.attention(q, pools[:1], table, np.int32(2)), rtol=0, atol=1e-6)
+
+
+def test_on_two_devices_each_simulates_its_heads():
+    """In a process of its own: the number of devices is fixed when JAX starts."""
+    program = """
+import jax, numpy as np
+from jax.sharding import Mesh
+import nki_ops, test_primitives as t
+q, pools, *_ = t.arguments("attention")
+table = np.array([2, 0])
+with nki_ops.using("simulate"):
+    out = jax.jit(t.heads_apart(Mesh(np.array(jax.devices()), ("head",))))(q, *pools[0], table)
+assert len(out.sharding.device_set) == 2
+np.testing.assert_allclose(out, nki_ops.xla.attention(q, pools[:1], table, np.int32(2)), rtol=0, atol=1e-6)
+"""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", program], env=os.environ | flags, check=True)
 
 
 def test_in_shard_map_the_kernel_has_the_shapes_of_a_shard():
