@@ -120,7 +120,7 @@ def as_dict(case: Case, report: Report) -> dict[str, Any]:
 
 def time_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| kernel | on one core | modelled ms | bound by | limit ms | of the limit | limit set by | published ms |",
+        "| kernel | on one core | modelled ms | bound by | limit ms | of the limit | limit set by | reported ms |",
         "|---|---|---:|---|---:|---:|---|---|",
     ]
     for row in rows:
