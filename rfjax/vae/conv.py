@@ -73,7 +73,12 @@ def conv3d(
 def halve_time(x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"]) -> Float[Array, "B T H W O"]:
     """`conv3d` at every second frame: T2 = 2 T + 1."""
     last = x.shape[1] - 2
-    return _taps_as_inputs([x[:, t : t + last : 2] for t in range(3)], kernel)
+    return _taps_as_inputs([_every(2, x, t, t + last) for t in range(3)], kernel)
+
+
+def _every(step: int, x: Float[Array, "B T2 H W I"], start: int, stop: int) -> Float[Array, "B T H W I"]:
+    """x[:, start:stop:step], which jax 0.7 makes a gather of."""
+    return jax.lax.slice_in_dim(x, start, stop, step, axis=1)
 
 
 def _conv_frames(
@@ -137,7 +142,7 @@ def _short(
     """
     a, g, b = _toom_cook(tile)
     last = x.shape[1] - 2 - tile
-    frames = [x[:, i : i + last + 1 : tile] for i in range(tile + 2)]
+    frames = [_every(tile, x, i, i + last + 1) for i in range(tile + 2)]
     products = [
         _conv_frames(_combine(b_row, frames), _combine(g_row, list(kernel)), width_axis)
         for g_row, b_row in zip(g, b, strict=True)
