@@ -177,9 +177,8 @@ def _simulated_call(
         return tuple(results) if isinstance(results, tuple | list) else (results,)
 
     os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")  # AWS's simulator takes trn3 without a device
-    outputs, *_ = mlir.emit_python_callback(
-        ctx, run, None, operands, ctx.avals_in, ctx.avals_out, has_side_effect=False
-    )
+    avals: Any = ctx.avals_in, ctx.avals_out  # shaped arrays all, which JAX's annotation does not say
+    outputs, *_ = mlir.emit_python_callback(ctx, run, None, operands, *avals, has_side_effect=False)
     return outputs
 
 
