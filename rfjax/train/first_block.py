@@ -26,7 +26,7 @@ from rfjax.train.attention import attention
 from rfjax.train.latents import LatentSet
 from rfjax.train.loop import Metrics, Stage
 from rfjax.train.optimizer import averaged, optimizer
-from rfjax.train.rollout import PROMPT_PLACE, ramp, scattered
+from rfjax.train.rollout import PROMPT_PLACE, ramp, root, scattered
 from rfjax.train.start import noise_for_start
 
 
@@ -91,7 +91,7 @@ def first_block_stage(
         output, _ = dit(noisy, jnp.asarray(features)[level][:, None], rotary, text_kv, attend=_attend)
         x0 = output if config.rolling.prediction == "clean" else noisy - _column(sigmas[level]) * output
         error = jnp.mean(jnp.square(x0 - batch.target), axis=(1, 2, 3, 4))
-        return jnp.mean(error), (x0, error)
+        return jnp.mean(root(error)), (x0, error)
 
     @partial(jax.jit, donate_argnums=(0,))
     def update(

@@ -189,10 +189,7 @@ def rollout_stage(
         state = rolling_step(config, dit, state, text_kv, plan, noise, attention=DenseAttention)
         error = jnp.mean(jnp.square(state.x0 - batch.target), axis=(2, 3, 4, 5))
         by_place = jnp.sum(error * batch.weight, axis=0)
-        # The root: a thing that differs little from its background counts as much as one that differs a lot; and
-        # where the right answer cannot be known, the best is a likely one, not the mean of all.
-        distance = jnp.sum(jnp.sqrt(error + 1e-4) * batch.weight) / (recipe.batch * window)
-        return distance, (state, by_place, jnp.sum(batch.weight, axis=0))
+        return jnp.mean(root(error) * batch.weight), (state, by_place, jnp.sum(batch.weight, axis=0))
 
     @partial(jax.jit, donate_argnums=(0,))
     def update(
@@ -242,6 +239,15 @@ def rollout_stage(
         return new._replace(lanes=lanes), _metrics(metrics, at.step, window, blocks)
 
     return Stage(init, step, lambda state, number, folder: show(state.average, number, folder))
+
+
+def root(error: Float[Array, "*B"]) -> Float[Array, "*B"]:
+    """What is made small, of the mean squared error of each block.
+
+    A thing that differs little from its background counts as much as one that differs a lot; and where the right
+    answer cannot be known, the best is a likely one, not the mean of all.
+    """
+    return jnp.sqrt(error + 1e-4)
 
 
 def ramp(number: int, steps: tuple[int, int]) -> float:
