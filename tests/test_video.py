@@ -239,8 +239,9 @@ def test_a_closed_writer_takes_no_frames(tmp_path):
 # Pipes
 
 PIPE = f"""
-import sys, numpy as np
+import signal, sys, numpy as np
 from rfjax.video import VideoWriter
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 try:
     with VideoWriter("-", {HEIGHT}, {WIDTH}) as writer:
         for _ in range(int(sys.argv[1])):
@@ -272,10 +273,7 @@ def test_a_broken_pipe_ends_quietly():
 
 
 def test_an_interrupt_gets_through_a_full_pipe():
-    process = subprocess.Popen(
-        [sys.executable, "-c", PIPE, "1000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", PIPE, "1000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(100)
     time.sleep(0.3)  # nobody reads on: the writer waits
     process.send_signal(signal.SIGINT)
