@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rfjax.config import ModelConfig, preset
     from rfjax.errors import InputError
+    from rfjax.parallel.mesh import make_mesh
     from rfjax.pipeline import PipelineOutput, RollingForcingPipeline
     from rfjax.stream import Chunk, VideoStream
 
@@ -20,6 +21,7 @@ _HOMES = {
     "ModelConfig": "rfjax.config",
     "preset": "rfjax.config",
     "InputError": "rfjax.errors",
+    "make_mesh": "rfjax.parallel.mesh",
     "PipelineOutput": "rfjax.pipeline",
     "RollingForcingPipeline": "rfjax.pipeline",
     "Chunk": "rfjax.stream",
@@ -33,6 +35,7 @@ __all__ = [
     "PipelineOutput",
     "RollingForcingPipeline",
     "VideoStream",
+    "make_mesh",
     "preset",
 ]
 

@@ -7,7 +7,7 @@ any length, prompt or seed then runs without compiling again.
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +17,16 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from rfjax.config import ModelConfig
-from rfjax.dit.model import TextKV
+from rfjax.dit.model import TextKV, patchify, unpatchify
 from rfjax.layers import precision
+from rfjax.parallel import mesh
+from rfjax.parallel.attention import MeshAttention, gathered, own_part
+from rfjax.parallel.mesh import Layout
 from rfjax.rolling.plan import Roll, StepPlan, plan_step
-from rfjax.rolling.step import RollingState, init_state, rolling_step
+from rfjax.rolling.step import RollingState, WindowAttention, init_state, rolling_step, rotary_of, token_grid
 from rfjax.vae.model import to_uint8
+
+ROLLING = RollingState(mesh.TOKENS, mesh.CACHE, mesh.CACHE)  # pyright: ignore[reportArgumentType]
 
 
 class Shape(NamedTuple):
@@ -63,9 +68,9 @@ class Engine:
     Args:
         config: of the model.
         graphs: for "dit", "vae" and "text", the NNX graph definition.
-        params: likewise, the parameters.
+        params: likewise, the parameters, whole on each device.
         dtype: of the DiT's and the VAE decoder's activations and caches.
-        sharding: where parameters and states are; None is the default device.
+        layout: of all arrays; None is the default device.
     """
 
     def __init__(
@@ -74,9 +79,10 @@ class Engine:
         graphs: Mapping[str, nnx.GraphDef],
         params: Mapping[str, nnx.State],
         dtype: str,
-        sharding: jax.sharding.Sharding | None = None,
+        layout: Layout | None = None,
     ):
-        self.config, self.graphs, self.params, self.sharding = config, graphs, params, sharding
+        self.config, self.graphs, self.params = config, graphs, params
+        self.layout = layout or Layout()
         self.dtype = jnp.dtype(dtype)
         self.compilations = 0
         self._decoder_states: dict[Shape, Any] = {}
@@ -85,40 +91,74 @@ class Engine:
         self._encoders: dict[tuple[int, ...], Any] = {}
 
     def executables(self, shape: Shape) -> Executables:
-        """The compiled functions for `shape`, compiled now if they have not been."""
+        """The compiled functions for `shape`, compiled now if they have not been.
+
+        Raises:
+            InputError: the mesh does not cut such a shape.
+        """
         if shape not in self._executables:
+            self.layout.check_cut(self.config, *shape)
             self._executables[shape] = self._compile(shape)
         return self._executables[shape]
 
     def init_state(self, shape: Shape) -> RollingState:
         """The state of a stream before its first step, all zeros."""
-        return self.place(init_state(self.config, *shape, dtype=self.dtype))
+        return self.layout.place(init_state(self.config, *shape, dtype=self.dtype), ROLLING)
 
     def decoder_state_shape(self, shape: Shape) -> Any:
         """Abstract state of a decoder that has decoded something; before, it is None."""
         self.executables(shape)
         return self._decoder_states[shape]
 
-    def place(self, arrays: Any) -> Any:
-        """Arrays from the host, on the devices of the parameters."""
-        return jax.device_put(arrays, self.sharding)
+    def place_stream(self, rolling: RollingState, text_kv: TextKV, decoder: Any) -> tuple[RollingState, TextKV, Any]:
+        """What a stream holds, from the host to where it belongs."""
+        return self.layout.place((rolling, text_kv, decoder), (ROLLING, mesh.TEXT_KV, mesh.PIXELS))
 
     def text_kv_shape(self, shape: Shape) -> TextKV:
         """Abstract cross-attention keys and values of a shape."""
-        return jax.eval_shape(self._text_kv, self.params["dit"], self._context_shape(shape))
+        module = partial(self._module, "dit")
+        context = jax.ShapeDtypeStruct((shape.batch, self.config.dit.text_len, self.config.dit.text_dim), jnp.float32)
+        return jax.eval_shape(lambda params, x: module(params).text_keys_values(x), self.params["dit"], context)
 
-    def lower(self, shape: Shape, platform: str) -> dict[str, jax.stages.Lowered]:
-        """Every program of a shape as the compiler of a platform, such as "neuron", gets it, by name: those of
-        `Executables`, and "encode_video" for a given first block. Takes no device, and the parameters may be abstract.
+    def text_kv(self, contexts: Float[np.ndarray, "B S text_dim"], shape: Shape) -> TextKV:
+        """Cross-attention keys and values of text features, as many as the shape's batch."""
+        padded = np.zeros(self._context_shape(shape).shape, np.float32)
+        padded[:, : contexts.shape[1]] = contexts
+        return self.executables(shape).text_kv(self.params["dit"], padded)
+
+    def step(
+        self,
+        shape: Shape,
+        state: RollingState,
+        text_kv: TextKV,
+        plan: StepPlan,
+        draws: Float[np.ndarray, "B W f C h w"],
+    ) -> RollingState:
+        """`rolling_step`, which takes the state over; `draws` is the noise, and the given block where there is one."""
+        noise = patchify(draws, self.config.dit.patch_size[1:])
+        return self.executables(shape).step(self.params["dit"], state, text_kv, plan, noise)
+
+    def finished(self, state: RollingState, shape: Shape) -> Float[np.ndarray, "B f C h w"]:
+        """The front block of a window, on the host."""
+        # All of the window is copied: on the device, a slice would be a program to compile.
+        front = np.asarray(state.x0)[:, 0]
+        return np.array(unpatchify(front, self.config.dit.patch_size[1:], shape[1:]))
+
+    def trace(self, shape: Shape) -> dict[str, jax.stages.Traced]:
+        """Every program of a shape, by name: those of `Executables`, and "encode_video" for a given first block.
+        Takes no device, and the parameters may be abstract.
         """
         config = self.config
         height, width = (config.vae.spatial_stride * side for side in (shape.latent_height, shape.latent_width))
         pixels = jax.ShapeDtypeStruct((shape.batch, config.pixel_frames(1), height, width, 3), jnp.float32)
         programs = self._trace_text() | self._trace_rolling(shape) | self._trace_decode(shape)
-        programs["encode_video"] = self._trace_encode(pixels)
-        return {name: self._lower(traced, (platform,)) for name, traced in programs.items()}
+        return programs | {"encode_video": self._trace_encode(pixels)}
 
-    def encode_video(self, pixels: Float[np.ndarray, "B T H W 3"]) -> Float[np.ndarray, "B F C H W"]:
+    def lower(self, shape: Shape, platform: str) -> dict[str, jax.stages.Lowered]:
+        """`trace`, as the compiler of a platform, such as "neuron", gets it."""
+        return {name: self._lower(traced, (platform,)) for name, traced in self.trace(shape).items()}
+
+    def encode_video(self, pixels: Float[np.ndarray, "1 T H W 3"]) -> Float[np.ndarray, "1 F C H W"]:
         """Normalised latents of pixels in -1 .. 1; compiled once for each shape of `pixels`."""
         if pixels.shape not in self._encoders:
             lowered = self._lower(self._trace_encode(pixels))
@@ -133,24 +173,23 @@ class Engine:
     def _module(self, part: str, params: nnx.State) -> Any:
         return nnx.merge(self.graphs[part], params)
 
-    def _text_kv(self, params: nnx.State, context: Array) -> TextKV:
-        return self._module("dit", params).text_keys_values(context)
-
     def _context_shape(self, shape: Shape) -> jax.ShapeDtypeStruct:
-        dit = self.config.dit
-        return jax.ShapeDtypeStruct((shape.batch, dit.text_len, dit.text_dim), jnp.float32)
+        """Text features, with rows added so that they divide among the devices."""
+        dit, shares = self.config.dit, self.layout.shares
+        rows = -(-dit.text_len // shares) * shares
+        return jax.ShapeDtypeStruct((shape.batch, rows, dit.text_dim), jnp.float32)
 
-    def _trace(self, function: Callable, *args: Any, donate: tuple[int, ...] = ()) -> jax.stages.Traced:
-        abstract = jax.tree.map(self._abstract, args)
+    def _trace(
+        self, function: Callable, args: tuple, inputs: tuple, outputs: Any, donate: tuple[int, ...] = ()
+    ) -> jax.stages.Traced:
+        """A function of local parts, traced for whole arrays that lie as `inputs` and `outputs` say."""
+        abstract = self.layout.abstract(args, inputs)
         with precision(self.dtype):
-            return jax.jit(function, donate_argnums=donate).trace(*abstract)
+            return jax.jit(self.layout.shared(function, inputs, outputs), donate_argnums=donate).trace(*abstract)
 
     def _lower(self, traced: jax.stages.Traced, platforms: tuple[str, ...] | None = None) -> jax.stages.Lowered:
         with precision(self.dtype):
             return traced.lower(lowering_platforms=platforms)
-
-    def _abstract(self, x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None) or self.sharding)
 
     def _count(self, compiled: Any) -> Any:
         self.compilations += 1
@@ -172,40 +211,60 @@ class Engine:
         def encode_text(params: nnx.State, ids: Array, lengths: Array) -> Array:
             return self._module("text", params)(ids, lengths)
 
-        ids = np.zeros((1, self.config.dit.text_len), np.int32)
-        return {"encode_text": self._trace(encode_text, self.params["text"], ids, np.zeros(1, np.int32))}
+        args = self.params["text"], np.zeros((1, self.config.dit.text_len), np.int32), np.zeros(1, np.int32)
+        return {"encode_text": self._trace(encode_text, args, (mesh.WHOLE,) * 3, mesh.WHOLE)}
 
     def _trace_rolling(self, shape: Shape) -> dict[str, jax.stages.Traced]:
-        config = self.config
+        config, cut = self.config, self.layout.shares > 1
+        grid = token_grid(config, *shape[1:])
+
+        def text_kv(params: nnx.State, context: Array) -> TextKV:
+            kv = self._module("dit", params).text_keys_values(context)
+            if cut:
+                kv = jax.tree.map(lambda x: gathered(x, axis=3)[:, :, :, : config.dit.text_len], kv)
+            return kv
 
         def step(params: nnx.State, state: RollingState, kv: TextKV, plan: StepPlan, noise: Array) -> RollingState:
-            return rolling_step(config, self._module("dit", params), state, kv, plan, noise)
+            dit, rotary = self._module("dit", params), rotary_of(config, plan, grid)
+            if cut:
+                rotary = jax.tree.map(lambda x: own_part(x, axis=2), rotary)
+            attention = MeshAttention if cut else WindowAttention
+            return rolling_step(config, dit, state, kv, plan, noise, rotary, attention)
 
         params = self.params["dit"]
         plan = plan_step(0, Roll(0, None), config.rolling, config.dit.head_dim, config.dit.rope_theta)
+        plan = StepPlan.of_rows([plan] * shape.batch)
         state = init_state(config, *shape, dtype=self.dtype)  # on the host, and never touched
-        kv = self.text_kv_shape(shape)
+        kv = mesh.TEXT_KV
         return {
-            "text_kv": self._trace(self._text_kv, params, self._context_shape(shape)),
-            "step": self._trace(step, params, state, kv, plan, state.x0, donate=(1,)),
+            "text_kv": self._trace(text_kv, (params, self._context_shape(shape)), (mesh.WHOLE, mesh.TEXT_ROWS), kv),
+            "step": self._trace(
+                step,
+                (params, state, self.text_kv_shape(shape), plan, state.x0),
+                (mesh.WHOLE, ROLLING, kv, mesh.ROWS, mesh.TOKENS),
+                ROLLING,
+                donate=(1,),
+            ),
         }
 
     def _trace_decode(self, shape: Shape) -> dict[str, jax.stages.Traced]:
         def decode(params: nnx.State, latents: Array, state: Any = None) -> tuple[Pixels, Any]:
-            unit, state = self._module("vae", params).decode(latents, state, first=state is None)
+            unit, state = self._module("vae", params).decode(
+                latents, state, first=state is None, width_axis=self.layout.width_axis
+            )
             return Pixels(unit, to_uint8(unit)), state
 
         rolling, vae = self.config.rolling, self.config.vae
         block = (shape.batch, rolling.block_frames, vae.z_dim, shape.latent_height, shape.latent_width)
         args = self.params["vae"], jax.ShapeDtypeStruct(block, jnp.float32)
-        first = self._trace(decode, *args)
-        return {
-            "decode_first": first,
-            "decode_next": self._trace(decode, *args, first.out_info[1], donate=(2,)),
-        }
+        specs, out = (mesh.WHOLE, mesh.LATENTS), mesh.PIXELS
+        first = self._trace(decode, args, specs, out)
+        later = (*args, first.out_info[1]), (*specs, out)
+        return {"decode_first": first, "decode_next": self._trace(decode, *later, out, donate=(2,))}
 
     def _trace_encode(self, pixels: Any) -> jax.stages.Traced:
         def encode_video(params: nnx.State, pixels: Array) -> Array:
-            return self._module("vae", params).encode(pixels)
+            return self._module("vae", params).encode(pixels, width_axis=self.layout.width_axis)
 
-        return self._trace(encode_video, self.params["vae"], pixels)
+        args = self.params["vae"], pixels
+        return self._trace(encode_video, args, (mesh.WHOLE, mesh.GIVEN), mesh.GIVEN_LATENTS)

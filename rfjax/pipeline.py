@@ -29,6 +29,7 @@ from rfjax.inputs import (
     refuse_guidance,
     warn_of_other_size,
 )
+from rfjax.parallel.mesh import WHOLE, Layout
 from rfjax.rolling.noise import NoiseFn, checked_noise, counter_noise
 from rfjax.rolling.plan import Roll
 from rfjax.stream import BlockCallback, Chunk, StreamState, VideoStream
@@ -94,28 +95,30 @@ class RollingForcingPipeline:
                 that comes with rfjax, such as "shapes-tiny".
             dtype: of matmuls, activations and caches, "float32" or "bfloat16". Norms, softmax, modulation and both
                 ends of the DiT are float32 always.
-            mesh: devices that hold weights and states, each whole: work is not yet shared among them. None is the
-                default device.
+            mesh: devices that share the work, from `rfjax.make_mesh`: each holds the weights whole, and its part of
+                everything else. None is the default device.
             text_dtype: of the text encoder; None is `dtype`.
             vae_encode_dtype: of the VAE encoder. bfloat16 here is known to harm what is conditioned on it.
 
         Raises:
-            InputError: the checkpoint is missing, broken or of another kind, or a dtype is unknown.
+            InputError: the checkpoint is missing, broken or of another kind, a dtype is unknown, or the model's heads
+                do not divide among the mesh's devices.
         """
         from rfjax.weights.bundled import find_checkpoint
         from rfjax.weights.parts import load_parts
-        from rfjax.weights.store import check_files
+        from rfjax.weights.store import check_files, load_config
 
         path = find_checkpoint(check_path(path, "the checkpoint"))
         text_dtype = dtype if text_dtype is None else text_dtype
         for name in (dtype, text_dtype, vae_encode_dtype):
             if name not in DTYPES:
                 raise InputError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
-        sharding = None if mesh is None else _whole_on_each(mesh)
+        layout = Layout(mesh)
+        layout.check_model(load_config(path))
         config, graphs, params = load_parts(
             path,
             dtypes={"dit": dtype, "vae": dtype, "text": text_dtype, "vae_encoder": vae_encode_dtype},
-            sharding=sharding,
+            sharding=layout.sharding(WHOLE),
         )
         check_files(path, "tokenizer")
         tokenizer = Tokenizer.from_dir(path / "tokenizer")
@@ -124,7 +127,7 @@ class RollingForcingPipeline:
                 f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the text encoder {config.text.vocab_size}; "
                 "these files are of different models"
             )
-        return cls(Engine(config, graphs, params, dtype, sharding), tokenizer)
+        return cls(Engine(config, graphs, params, dtype, layout), tokenizer)
 
     def __repr__(self) -> str:
         dit = self.config.dit
@@ -274,6 +277,7 @@ class RollingForcingPipeline:
         size = check_size(height, width, self.config)
         length = check_length(num_frames, num_latent_frames, self.config)
         shape = Shape(len(prompts), *size)
+        self.engine.layout.check_cut(self.config, *shape)
         noises, seeds = self._noises(noise, seed, shape)
         frames = given_frames(image, video, height, width, self.config)
         warn_of_other_size(height, width, self.config)
@@ -312,7 +316,7 @@ class RollingForcingPipeline:
         from rfjax.snapshot import load_snapshot
 
         details, state = load_snapshot(path, self)
-        on_device = self.engine.place((state.rolling, state.text_kv, state.decoder))
+        on_device = self.engine.place_stream(state.rolling, state.text_kv, state.decoder)
         state = StreamState(*on_device, step=state.step, given=state.given)
         shape, roll = Shape(*details["shape"]), Roll(*details["roll"])
         if details["custom_noise"] != (noise is not None):
@@ -347,7 +351,7 @@ class RollingForcingPipeline:
             np.asarray(run.encode_text(self.engine.params["text"], tokens.ids[i : i + 1], tokens.lengths[i : i + 1]))
             for i in range(len(prompts))
         ]
-        return run.text_kv(self.engine.params["dit"], np.concatenate(contexts))
+        return self.engine.text_kv(np.concatenate(contexts), shape)
 
     def _answer_to_words(self, unknown: Iterable[str]) -> str:
         """The line about words of a prompt that the model does not know."""
@@ -386,12 +390,6 @@ class RollingForcingPipeline:
             return np.zeros((shape.batch, 0, block, channels, *shape[1:]), np.float32)
         latents = self.engine.encode_video(frames[None].astype(np.float32) / 127.5 - 1)
         return np.repeat(latents.reshape(1, -1, block, *latents.shape[2:]), shape.batch, axis=0)
-
-
-def _whole_on_each(mesh: jax.sharding.Mesh) -> jax.sharding.Sharding:
-    # Axes of another type (`jax.make_mesh` now makes explicit ones) would ask for shardings in the model's types.
-    automatic = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-    return jax.sharding.NamedSharding(automatic, jax.sharding.PartitionSpec())
 
 
 def _join(chunks: Sequence[Chunk], output_type: str) -> np.ndarray:

@@ -18,7 +18,7 @@ from rfjax.engine import Pixels, Shape
 from rfjax.errors import InputError
 from rfjax.inputs import check_prompts
 from rfjax.rolling.noise import NoiseFn
-from rfjax.rolling.plan import Roll, plan_step
+from rfjax.rolling.plan import Roll, StepPlan, plan_step
 from rfjax.rolling.step import RollingState
 
 if TYPE_CHECKING:
@@ -256,26 +256,23 @@ class VideoStream:
             step = int(state.step)
             self._step(state, step)
             if self._roll.finished_block(step, window) == block:
-                # A copy: the next step takes the array over. On the device, a slice would be a program to compile.
-                return np.asarray(self._require_open().rolling.x0)[:, 0].copy()
+                return self._engine.finished(self._require_open().rolling, self._shape)
 
     def _step(self, state: StreamState, step: int) -> None:
         config, roll = self._engine.config, self._roll
         window = config.rolling.window_blocks
-        rolling = state.rolling
-        if 1 <= step <= roll.first:
-            # The step takes the block whose clean keys it computes from the front of the last window.
-            x0 = np.zeros(rolling.x0.shape, np.float32)
-            x0[:, 0] = state.given[:, step - 1]
-            rolling = rolling._replace(x0=self._engine.place(x0))
         plan = plan_step(step, roll, config.rolling, config.dit.head_dim, config.dit.rope_theta)
-        noise = np.zeros(rolling.x0.shape, np.float32)
+        block = config.rolling.block_frames, config.dit.in_dim, *self._shape[1:]
+        draws = np.zeros((self._shape.batch, window, *block), np.float32)
+        if roll.takes_given(step):
+            draws[:, 0] = state.given[:, step - 1]
         for place in range(window):
             block = step - window + 1 + place
             if block >= roll.first and (roll.last is None or block <= roll.last):
-                noise[:, place] = [draw(block, window - 1 - place) for draw in self._noises]
+                draws[:, place] = [draw(block, window - 1 - place) for draw in self._noises]
         self._state = None  # the step takes the caches over: interrupted, it leaves no stream behind
-        rolling = self._run.step(self._engine.params["dit"], rolling, state.text_kv, plan, noise)
+        plan = StepPlan.of_rows([plan] * self._shape.batch)
+        rolling = self._engine.step(self._shape, state.rolling, state.text_kv, plan, draws)
         self._state = state._replace(rolling=rolling, step=np.array(step + 1))
 
     def _decode_block(self, latents: Float[np.ndarray, "B f C h w"]) -> Pixels:

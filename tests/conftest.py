@@ -8,6 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+jax.config.update("jax_num_cpu_devices", 8)  # for meshes; all else runs on the first
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -16,7 +16,7 @@ from rfjax.cli import main
 from rfjax.config import PRESETS, VAEConfig, preset
 from rfjax.dit.model import DiT
 from rfjax.rolling.plan import Roll, plan_step
-from rfjax.rolling.step import init_state, rolling_step
+from rfjax.rolling.step import init_state, rolling_step, rotary_of, token_grid
 
 # A VAE of little code, as compiling takes longest.
 SMALL = replace(preset("tiny"), vae=VAEConfig(dim=4, dim_mult=(1, 2), num_res_blocks=1, temporal_downsample=(True,)))
@@ -54,7 +54,8 @@ def test_step_flops_are_those_of_the_program():
     plan = plan_step(40, Roll(0, None), config.rolling, config.dit.head_dim, config.dit.rope_theta)
 
     def step(params, state, kv, plan, noise):
-        return rolling_step(config, nnx.merge(graph, params), state, kv, plan, noise)
+        rotary = rotary_of(config, plan, token_grid(config, 4, 6))
+        return rolling_step(config, nnx.merge(graph, params), state, kv, plan, noise, rotary)
 
     program = jax.make_jaxpr(step)(params, state, kv, plan, state.x0)
     assert rolling_step_flops(config, 4, 6, batch=2) == product_flops(program.jaxpr)

@@ -436,8 +436,8 @@ def test_an_interrupt_leaves_a_stream_that_works_or_says_it_is_closed(pipe, monk
         with pytest.raises(KeyboardInterrupt):
             next(stream)
     assert next(stream).index == 1
-    stream._run = stream._run._replace(step=interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pipe.engine, "step", interrupt)
         next(stream)
     with pytest.raises(InputError, match="closed"):
         next(stream)

@@ -19,7 +19,7 @@ from rfjax.config import preset
 from rfjax.dit.model import DiT, TextKV
 from rfjax.layers import precision
 from rfjax.rolling.plan import Roll, StepPlan, plan_step
-from rfjax.rolling.step import RollingState, init_state, rolling_step
+from rfjax.rolling.step import RollingState, init_state, rolling_step, rotary_of, token_grid
 from rfjax.vae.flops import decode_flops
 from rfjax.vae.model import VAE, init_decoder_state
 
@@ -67,7 +67,8 @@ def bench_step(repeats: int) -> dict[str, Any]:
 
 def _steady_step(graph: nnx.GraphDef, params: nnx.State) -> Callable[[], Any]:
     def step(params: nnx.State, state: RollingState, kv: TextKV, plan: StepPlan, noise: jax.Array) -> RollingState:
-        return rolling_step(CONFIG, nnx.merge(graph, params), state, kv, plan, noise)
+        rotary = rotary_of(CONFIG, plan, token_grid(CONFIG, *DIT_LATENT))
+        return rolling_step(CONFIG, nnx.merge(graph, params), state, kv, plan, noise, rotary)
 
     state = init_state(CONFIG, 1, *DIT_LATENT, dtype=DTYPE)
     text = np.resize(np.array([0.5, -1.0, 0.25], np.float32), (1, CONFIG.dit.text_len, CONFIG.dit.text_dim))

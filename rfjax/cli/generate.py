@@ -14,6 +14,7 @@ from pathlib import Path
 from rfjax.cli.options import (
     Parser,
     add_beginning,
+    add_mesh,
     add_model,
     add_prompt,
     add_size,
@@ -24,7 +25,7 @@ from rfjax.cli.options import (
     standard_input,
 )
 from rfjax.cli.recording import add_output, add_seed, default_name, open_writer, record
-from rfjax.cli.session import Warnings, beginning, checkpoint_config, load_pipeline
+from rfjax.cli.session import Warnings, beginning, checkpoint_config, chosen_mesh, load_pipeline
 from rfjax.errors import InputError
 
 
@@ -34,6 +35,7 @@ def add_arguments(parser: Parser) -> None:
         "--prompts-file", type=path, metavar="FILE", help="one prompt a line, one video each; - is standard input"
     )
     add_model(parser)
+    add_mesh(parser)
     add_size(parser)
     parser.add_argument("--num-frames", type=integer, metavar="N", help="pixel frames; default: 81")
     parser.add_argument("--num-latent-frames", type=integer, metavar="N", help="instead: 1 + 4 (N - 1) pixel frames")
@@ -52,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
         size = width, height = size_to_make(args, config)
         check_size(height, width, config)
+        mesh = chosen_mesh(args, config, size)
         length = check_length(args.num_frames, args.num_latent_frames, config)
         frames = beginning(args, width, height, length, config)
         check_prompts(prompts)
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             open_writer(args, path, size, config.fps, prompt, seed)
             for path, prompt, seed in zip(paths, prompts, seeds, strict=True)
         ]
-        pipeline = load_pipeline(args)
+        pipeline = load_pipeline(args, mesh)
         for prompt, seed, writer in zip(prompts, seeds, writers, strict=True):
             stream = pipeline.stream(
                 prompt, args.num_frames, height, width, seed, video=frames,

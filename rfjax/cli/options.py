@@ -189,6 +189,23 @@ def add_model(parser: argparse.ArgumentParser, default_dtype: str = "bfloat16, o
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help=f"of the model; default: {default_dtype}")
 
 
+def mesh_size(text: str) -> tuple[int, int]:
+    """Parts of the heads and of the queries, of "4x2", for argparse."""
+    head, _, seq = text.lower().partition("x")
+    try:
+        return int(head), int(seq or 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mesh; write HEADxSEQ, as in 4x2") from None
+
+
+def add_mesh(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mesh", type=mesh_size, metavar="HEADxSEQ",
+        help="share the work among as many devices: attention is cut into HEAD parts by heads, and each of them into "
+        "SEQ by queries; 4x2 suits the 8 cores of a Trainium2 chip",
+    )  # fmt: skip
+
+
 def add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", type=size, metavar="WxH",

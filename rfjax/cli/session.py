@@ -14,6 +14,7 @@ from rfjax.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
+    from jax.sharding import Mesh
     from jaxtyping import UInt8
 
     from rfjax.config import ModelConfig
@@ -56,7 +57,7 @@ def beginning(
     return frames
 
 
-def load_pipeline(args: argparse.Namespace) -> "RollingForcingPipeline":
+def load_pipeline(args: argparse.Namespace, mesh: "Mesh | None" = None) -> "RollingForcingPipeline":
     """The pipeline of `--checkpoint` or the default one, in `--dtype`.
 
     Raises:
@@ -65,7 +66,27 @@ def load_pipeline(args: argparse.Namespace) -> "RollingForcingPipeline":
     use_compile_cache()
     from rfjax.pipeline import RollingForcingPipeline
 
-    return RollingForcingPipeline.from_pretrained(args.checkpoint or DEFAULT_CHECKPOINT, dtype=chosen_dtype(args))
+    source = args.checkpoint or DEFAULT_CHECKPOINT
+    return RollingForcingPipeline.from_pretrained(source, dtype=chosen_dtype(args), mesh=mesh)
+
+
+def chosen_mesh(args: argparse.Namespace, config: "ModelConfig", size: tuple[int, int] | None = None) -> "Mesh | None":
+    """The mesh of `--mesh`, which must suit the model and, if it is known, the video's width and height.
+
+    Raises:
+        InputError: there are not so many devices, or something does not divide.
+    """
+    if args.mesh is None:
+        return None
+    from rfjax.inputs import check_size
+    from rfjax.parallel import Layout, make_mesh
+
+    mesh = make_mesh(head=args.mesh[0], seq=args.mesh[1])
+    Layout(mesh).check_model(config)
+    if size is not None:
+        width, height = size
+        Layout(mesh).check_cut(config, 1, *check_size(height, width, config))
+    return mesh
 
 
 def chosen_dtype(args: argparse.Namespace) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from rfjax.cli.options import (
     Parser,
     add_beginning,
+    add_mesh,
     add_model,
     add_prompt,
     add_size,
@@ -31,7 +32,7 @@ from rfjax.cli.options import (
     standard_input,
 )
 from rfjax.cli.recording import add_output, add_seed, check_output, default_name, open_writer, record
-from rfjax.cli.session import Warnings, beginning, checkpoint_config, load_pipeline, say
+from rfjax.cli.session import Warnings, beginning, checkpoint_config, chosen_mesh, load_pipeline, say
 from rfjax.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     add_prompt(parser)
     add_model(parser)
+    add_mesh(parser)
     add_size(parser)
     parser.add_argument("--num-frames", type=integer, metavar="N", help="pixel frames; default: endless")
     add_seed(parser)
@@ -127,11 +129,12 @@ def _open(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStream
         raise InputError("stream needs a PROMPT, or --resume FILE")
     size = width, height = size_to_make(args, config)
     check_size(height, width, config)
+    mesh = chosen_mesh(args, config, size)
     length = check_length(args.num_frames, None, config)
     frames = beginning(args, width, height, length, config)
     (seed,) = check_seeds(args.seed, 1)
     writer = open_writer(args, args.output or default_name(prompt, seed), size, config.fps, prompt, seed)
-    pipeline = load_pipeline(args)
+    pipeline = load_pipeline(args, mesh)
     return pipeline.stream(prompt, args.num_frames, height, width, seed, video=frames), writer
 
 
@@ -141,7 +144,7 @@ def _resume(args: argparse.Namespace, config: "ModelConfig") -> tuple["VideoStre
         if value is not None:
             raise InputError(f"{option}: the saved stream fixes it; leave it out")
     _check_saved(args.resume)
-    stream = load_pipeline(args).resume(args.resume)
+    stream = load_pipeline(args, chosen_mesh(args, config)).resume(args.resume)
     assert isinstance(stream.prompt, str)
     if stream.finished:
         raise InputError(f"{args.resume}: the saved stream is complete, with all of its {stream.total_frames} frames")

@@ -5,7 +5,7 @@ computed once per prompt, layers stacked under one scan, self-attention handed i
 windows, caches and meshes; the model knows none of them.
 """
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from jaxtyping import Array, Float, Int
 import nki_ops
 from rfjax.config import DiTConfig
 from rfjax.layers import scan_layers
+
+# cos and sin of every token: of all items of a batch alike (R = 1), or of each
+Rotary = tuple[Float[Array, "R T half"], Float[Array, "R T half"]]
 
 
 class TextKV(NamedTuple):
@@ -127,6 +130,15 @@ class Block(nnx.Module):
         heads = "b s (n d) -> b n s d"
         return rearrange(k, heads, n=self.num_heads), rearrange(attn.v(text), heads, n=self.num_heads)
 
+    def queries_keys(self, h: Float[Array, "B T C"], rotary: Rotary) -> tuple[Array, Array]:
+        attn = self.self_attn
+        rows = rotary[0].shape[0]
+        # Streams that are each at a step of their own have tables of their own: to the operation, more tokens.
+        q, k = (rearrange(x, "(r b) t c -> b (r t) c", r=rows) for x in (attn.q(h), attn.k(h)))
+        cos, sin = (rearrange(table, "r t half -> (r t) half") for table in rotary)
+        q, k = nki_ops.rms_norm_rope_3d(q, k, (attn.norm_q[...], attn.norm_k[...]), cos, sin, eps=self.eps)
+        return rearrange(q, "b (r t) n d -> (r b) t n d", r=rows), rearrange(k, "b (r t) n d -> (r b) t n d", r=rows)
+
     def attend_text(self, x: Float[Array, "B T C"], k: Array, v: Array) -> Float[Array, "B T C"]:
         attn = self.cross_attn
         q = nki_ops.rms_norm(attn.q(x), attn.norm_q[...], self.eps)
@@ -138,7 +150,7 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "B T C"],
         time_modulation: Float[Array, "#B G 6 C"],
-        rotary: tuple[Float[Array, "T half"], Float[Array, "T half"]],
+        rotary: Rotary,
         text_kv: TextKV,
         attend: Attend,
         layer: Int[Array, ""],
@@ -150,8 +162,7 @@ class Block(nnx.Module):
         with jax.named_scope("self_attention"):
             attn = self.self_attn
             h = modulate(x, (shift_sa, scale_sa), self.eps)
-            norms = (attn.norm_q[...], attn.norm_k[...])
-            q, k = nki_ops.rms_norm_rope_3d(attn.q(h), attn.k(h), norms, *rotary, eps=self.eps)
+            q, k = self.queries_keys(h, rotary)
             v = rearrange(attn.v(h), "b t (n d) -> b t n d", n=self.num_heads)
             out, carry = attend(q, k, v, layer, carry)
             out = attn.o(rearrange(out, "b t n d -> b t (n d)"))
@@ -176,9 +187,9 @@ class DiT(nnx.Module):
 
     def __init__(self, config: DiTConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         dim, f32 = config.dim, jnp.float32
-        _, self.patch_h, self.patch_w = config.patch_size
-        self.eps, self.out_dim, self.dtype = config.eps, config.out_dim, jnp.dtype(dtype)
-        patch = self.patch_h * self.patch_w
+        self.patch = config.patch_size[1:]
+        self.eps, self.dtype = config.eps, jnp.dtype(dtype)
+        patch = self.patch[0] * self.patch[1]
         self.patch_embedding = nnx.Linear(config.in_dim * patch, dim, dtype=f32, rngs=rngs)
         self.text_embedding = FeedForward((config.text_dim, dim, dim), dtype=dtype, rngs=rngs)
         self.time_in = nnx.Linear(config.freq_dim, dim, dtype=f32, rngs=rngs)
@@ -204,7 +215,7 @@ class DiT(nnx.Module):
         self,
         latents: Float[Array, "B F C H W"],
         time_features: Float[Array, "#B G freq_dim"],
-        rotary: tuple[Float[Array, "T half"], Float[Array, "T half"]],
+        rotary: Rotary,
         text_kv: TextKV,
         attend: Attend = attend_all,
         carry: Any = None,
@@ -219,10 +230,21 @@ class DiT(nnx.Module):
             attend: self-attention over the tokens.
             carry: handed to `attend` layer by layer.
         """
-        frames, height = latents.shape[1], latents.shape[3] // self.patch_h
-        patches = "b f c (h p) (w q) -> b (f h w) (c p q)"
-        x = rearrange(latents, patches, p=self.patch_h, q=self.patch_w)
-        x = self.patch_embedding(x).astype(self.dtype)
+        tokens = patchify(latents, self.patch)
+        flow, carry = self.flow_of_tokens(tokens, time_features, rotary, text_kv, attend, carry)
+        return unpatchify(flow, self.patch, latents.shape[3:]), carry
+
+    def flow_of_tokens(
+        self,
+        tokens: Float[Array, "B T Z"],
+        time_features: Float[Array, "#B G freq_dim"],
+        rotary: Rotary,
+        text_kv: TextKV,
+        attend: Attend,
+        carry: Any = None,
+    ) -> tuple[Float[Array, "B T Z"], Any]:
+        """`__call__` on patches, any of them: T divides into G runs of equal length, one for each group."""
+        x = self.patch_embedding(tokens).astype(self.dtype)
         time = self.time_out(jax.nn.silu(self.time_in(time_features)))
         modulation = rearrange(self.time_projection(jax.nn.silu(time)), "b g (six c) -> b g six c", six=6)
 
@@ -237,6 +259,24 @@ class DiT(nnx.Module):
 
         head = self.head_modulation[...] + time[:, :, None]
         x = self.head(modulate(x.astype(jnp.float32), (head[:, :, 0], head[:, :, 1]), self.eps))
-        pixels = "b (f h w) (p q c) -> b f c (h p) (w q)"
-        flow = rearrange(x, pixels, f=frames, h=height, p=self.patch_h, q=self.patch_w, c=self.out_dim)
-        return flow, carry
+        patch_h, patch_w = self.patch
+        return rearrange(x, "b t (p q c) -> b t (c p q)", p=patch_h, q=patch_w), carry
+
+
+Tensor = TypeVar("Tensor", Array, np.ndarray)  # on the device or on the host
+
+
+def patchify(latents: Float[Tensor, "*b F C H W"], patch: tuple[int, int]) -> Float[Tensor, "*b T Z"]:
+    """Latents as the DiT's tokens, frame by frame and row by row, the channels of a patch in the order (C, p, q)."""
+    return rearrange(latents, "... f c (h p) (w q) -> ... (f h w) (c p q)", p=patch[0], q=patch[1])
+
+
+def unpatchify(
+    tokens: Float[Tensor, "*b T Z"], patch: tuple[int, int], sides: tuple[int, ...]
+) -> Float[Tensor, "*b F C H W"]:
+    """The inverse of `patchify`, for frames of height and width `sides`."""
+    (patch_h, patch_w), (height, width) = patch, sides
+    return rearrange(
+        tokens, "... (f h w) (c p q) -> ... f c (h p) (w q)",
+        h=height // patch_h, w=width // patch_w, p=patch_h, q=patch_w,
+    )  # fmt: skip

@@ -35,11 +35,12 @@ def spatial_table(height: int, width: int, head_dim: int, theta: float = 10000.0
 
 
 def token_table(
-    temporal: Float[Array | np.ndarray, "F pairs_t"],
+    temporal: Float[Array | np.ndarray, "*R F pairs_t"],
     spatial: Float[Array | np.ndarray, "P pairs_hw"],
-) -> Float[Array, "T half"]:
+) -> Float[Array, "*R T half"]:
     """One half (cos or sin) of the table of every token, frame by frame: T = F * P."""
-    frames, patches = temporal.shape[0], spatial.shape[0]
-    by_time = jnp.broadcast_to(jnp.asarray(temporal)[:, None], (frames, patches, temporal.shape[1]))
-    by_place = jnp.broadcast_to(jnp.asarray(spatial)[None], (frames, patches, spatial.shape[1]))
-    return jnp.concatenate([by_time, by_place], axis=-1).reshape(frames * patches, -1)
+    *rows, frames, pairs = temporal.shape
+    patches = spatial.shape[0]
+    by_time = jnp.broadcast_to(jnp.asarray(temporal)[..., None, :], (*rows, frames, patches, pairs))
+    by_place = jnp.broadcast_to(jnp.asarray(spatial), (*rows, frames, patches, spatial.shape[1]))
+    return jnp.concatenate([by_time, by_place], axis=-1).reshape(*rows, frames * patches, -1)

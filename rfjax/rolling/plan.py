@@ -8,9 +8,11 @@ A stream with k conditioned blocks takes its first steps, 1 .. k - 1, with an em
 blocks 0 .. k - 2 into the cache; in step k the roll starts with block k.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rfjax.config import RollingConfig
@@ -22,21 +24,36 @@ HostOrDevice = np.ndarray | jax.Array
 class KeyTable(NamedTuple):
     """Which key blocks a group of queries sees, as `nki_ops.attention` takes it."""
 
-    blocks: HostOrDevice  # int32 [max_attention_blocks]; valid ones first
-    n_valid: HostOrDevice  # int32 scalar
+    blocks: HostOrDevice  # int32 [R, max_attention_blocks]; valid ones first
+    n_valid: HostOrDevice  # int32 [R]
 
 
 class StepPlan(NamedTuple):
     """The arrays that vary from step to step, but for the noise.
 
-    Key blocks are numbered: the cache slots, then the re-rotated sink, then the places of the window.
+    Key blocks are numbered: the cache slots, then the re-rotated sink, then the places of the window. R is the number
+    of rows: 1 if all streams of the batch are at the same step, or one for each of them.
     """
 
     clean_keys: KeyTable
     window_keys: KeyTable
-    write_slot: HostOrDevice  # int32 scalar: the cache slot for the clean block
-    temporal_rotary: Table  # [frames of clean block and window, time pairs]
-    sink_rotary: Table  # [1, time pairs]: from the sink's own position to where the window sees it
+    write_slot: HostOrDevice  # int32 [R]: the cache slot for the clean block
+    takes_given: HostOrDevice  # bool [R]: whether the clean block is a given one, see `rolling_step`
+    temporal_rotary: Table  # [R, frames of clean block and window, time pairs]
+    sink_rotary: Table  # [R, 1, time pairs]: from the sink's own position to where the window sees it
+
+    @property
+    def rows(self) -> int:
+        return self.write_slot.shape[0]
+
+    def row(self, index: int) -> "StepPlan":
+        """One row, without its axis."""
+        return jax.tree.map(lambda x: jax.lax.index_in_dim(jnp.asarray(x), index, keepdims=False), self)
+
+    @staticmethod
+    def of_rows(plans: Sequence["StepPlan"]) -> "StepPlan":
+        """The plan of a batch whose streams are each at a step of their own."""
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *plans)
 
 
 class Roll(NamedTuple):
@@ -49,6 +66,10 @@ class Roll(NamedTuple):
     @property
     def first_step(self) -> int:
         return min(self.first, 1)
+
+    def takes_given(self, step: int) -> bool:
+        """Whether the clean block of a step is a given one."""
+        return 1 <= step <= self.first
 
     def first_block(self, step: int, window_blocks: int) -> int:
         """The block at the front of the window."""
@@ -74,7 +95,7 @@ def cache_slot(block: int, config: RollingConfig) -> int:
 
 
 def plan_step(step: int, roll: Roll, config: RollingConfig, head_dim: int, theta: float) -> StepPlan:
-    """The plan of one step (sections 3.2 and 3.3 of the Rolling Forcing paper, in phase-batched form)."""
+    """The plan of one step, of one row (sections 3.2 and 3.3 of the Rolling Forcing paper, in phase-batched form)."""
     width, frames = config.window_blocks, config.block_frames
     front = roll.first_block(step, width)
     back = step if roll.last is None else min(roll.last, step)
@@ -99,13 +120,15 @@ def plan_step(step: int, roll: Roll, config: RollingConfig, head_dim: int, theta
     window_frames = window_start + np.arange(width * frames)
     sink_shift = (front - n_working - 1) * frames if front > 0 else 0
     pairs = axis_pairs(head_dim)[0]
-    return StepPlan(
+    plan = StepPlan(
         clean_keys=_key_table(clean_keys, config),
         window_keys=_key_table(window_keys, config),
         write_slot=np.array(cache_slot(written, config), np.int32),
+        takes_given=np.array(roll.takes_given(step)),
         temporal_rotary=axis_table(roll.origin + np.concatenate([clean_frames, window_frames]), pairs, theta),
         sink_rotary=axis_table(np.array([sink_shift]), pairs, theta),
     )
+    return jax.tree.map(lambda x: x[None], plan)
 
 
 def _key_table(blocks: list[int], config: RollingConfig) -> KeyTable:

@@ -136,7 +136,7 @@ def _rotary(config: ModelConfig, sides: tuple[int, ...]) -> tuple[Array, Array]:
     rows, columns = (side // patch for side, patch in zip(sides, config.dit.patch_size[1:], strict=True))
     space = spatial_table(rows, columns, head_dim, theta)
     time = axis_table(np.arange(config.rolling.block_frames), axis_pairs(head_dim)[0], theta)
-    cos, sin = (token_table(t, s) for t, s in zip(time, space, strict=True))
+    cos, sin = (token_table(t[None], s) for t, s in zip(time, space, strict=True))
     return cos, sin
 
 

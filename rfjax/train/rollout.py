@@ -28,10 +28,19 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from rfjax.config import ModelConfig
-from rfjax.dit.model import DiT
+from rfjax.dit.model import DiT, patchify, unpatchify
 from rfjax.rolling.plan import KeyTable, Roll, StepPlan, plan_step
 from rfjax.rolling.schedule import noise_levels
-from rfjax.rolling.step import RollingState, WindowAttention, init_state, rolling_step
+from rfjax.rolling.step import (
+    KV,
+    RollingState,
+    WindowAttention,
+    init_state,
+    rolling_step,
+    rotary_of,
+    token_grid,
+    turned_sink,
+)
 from rfjax.text.model import UMT5Encoder
 from rfjax.train.attention import attention
 from rfjax.train.latents import LatentSet
@@ -78,7 +87,7 @@ class RolloutState(NamedTuple):
 class Batch(NamedTuple):
     """What a step needs of its videos."""
 
-    target: Float[np.ndarray, "B W f C h w"]
+    target: Float[np.ndarray, "B W T Z"]
     weight: Float[np.ndarray, "B W"]
     tokens: Int[np.ndarray, "B S"]
     lengths: Int[np.ndarray, " B"]
@@ -86,23 +95,26 @@ class Batch(NamedTuple):
 
 
 class DenseAttention(WindowAttention):
-    """`WindowAttention` as one batched product over all heads, which differentiates faster; the cache is constant."""
+    """`WindowAttention` as one batched product over all heads, which differentiates faster; the cache is constant.
 
-    def __call__(self, q: Array, k: Array, v: Array, layer: Array, carry: tuple[Array, Array]) -> tuple[Array, Any]:
-        slots = self.config.cache_slots
-        k_blocks, v_blocks = (rearrange(x, "b (w t) n d -> w b n t d", t=self.block_tokens) for x in (k, v))
+    All videos of a batch are at the same step.
+    """
+
+    def __call__(self, q: Array, k: Array, v: Array, layer: Array, carry: KV) -> tuple[Array, KV]:
+        slots, plan = self.config.cache_slots, self.plan.row(0)
+        k_blocks, v_blocks = self.blocks(k, 0), self.blocks(v, 0)
         pool, after = [], []
         for cache, blocks in zip(carry, (k_blocks, v_blocks), strict=True):
             past = jax.lax.dynamic_slice_in_dim(cache, layer * slots, slots)
-            now = jax.lax.dynamic_update_index_in_dim(past, blocks[0], self.plan.write_slot, 0)
-            pool.append(now)
+            pool.append(jax.lax.dynamic_update_index_in_dim(past, blocks[0], plan.write_slot, 0))
             constant = jax.lax.stop_gradient(blocks[0])
-            after.append(jax.lax.dynamic_update_index_in_dim(cache, constant, layer * slots + self.plan.write_slot, 0))
-        sink = self.sink((pool[0], pool[1]), jnp.int32(0))
+            after.append(jax.lax.dynamic_update_index_in_dim(cache, constant, layer * slots + plan.write_slot, 0))
+        sink = turned_sink((pool[0], pool[1]), jnp.int32(0), plan)
         pool = [jnp.concatenate(x) for x in zip(pool, sink, (k_blocks[1:], v_blocks[1:]), strict=True)]
-        clean = _attend(q[:, : self.block_tokens], pool, self.plan.clean_keys)
-        window = _attend(q[:, self.block_tokens :], pool, self.plan.window_keys)
-        return jnp.concatenate([clean, window], axis=1), tuple(after)
+        block_tokens = k_blocks.shape[3]
+        clean = _attend(q[:, :block_tokens], pool, plan.clean_keys)
+        window = _attend(q[:, block_tokens:], pool, plan.window_keys)
+        return jnp.concatenate([clean, window], axis=1), (after[0], after[1])
 
 
 def _attend(q: Array, pool: list[Array], keys: KeyTable) -> Array:
@@ -156,9 +168,9 @@ def rollout_stage(
     """
     rolling, shape = config.rolling, data.latents.shape
     blocks, window = shape[1] // rolling.block_frames, rolling.window_blocks
-    videos = rearrange(data.latents, "s (b f) c h w -> s b f c h w", f=rolling.block_frames)
     length = blocks + window - 1  # steps of one video, ramp-down included
-    roll, patch = Roll(0, blocks - 1), config.dit.patch_size[1:]
+    roll, patch, sides = Roll(0, blocks - 1), config.dit.patch_size[1:], shape[-2:]
+    videos = rearrange(data.latents, "s (b f) c h w -> s b f c h w", f=rolling.block_frames)
     tx = optimizer(recipe.learning_rate, recipe.adam_learning_rate, recipe.steps)
     graphs = {"dit": nnx.graphdef(DiT(config.dit, rngs=nnx.Rngs(0))),
               "text": nnx.graphdef(UMT5Encoder(config.text, rngs=nnx.Rngs(0)))}  # fmt: skip
@@ -175,7 +187,7 @@ def rollout_stage(
         # A change that the prompt does not tell yet cannot be foreseen.
         told = (index <= shown) | (ids[:, index] == ids[:, shown, None])
         return Batch(
-            target=videos[chosen[:, None], index].astype(np.float32),
+            target=patchify(videos[chosen[:, None], index].astype(np.float32), patch),
             weight=(inside & told).astype(np.float32),
             tokens=tokens[0][ids[:, shown]],
             lengths=tokens[1][ids[:, shown]],
@@ -186,8 +198,9 @@ def rollout_stage(
         text = nnx.merge(graphs["text"], params["text"])
         dit = nnx.merge(graphs["dit"], params["dit"])
         text_kv = dit.text_keys_values(text(batch.tokens, batch.lengths))
-        state = rolling_step(config, dit, state, text_kv, plan, noise, attention=DenseAttention)
-        error = jnp.mean(jnp.square(state.x0 - batch.target), axis=(2, 3, 4, 5))
+        rotary = rotary_of(config, plan, token_grid(config, *sides))
+        state = rolling_step(config, dit, state, text_kv, plan, noise, rotary, DenseAttention)
+        error = jnp.mean(jnp.square(state.x0 - batch.target), axis=(2, 3))
         by_place = jnp.sum(error * batch.weight, axis=0)
         return jnp.mean(root(error) * batch.weight), (state, by_place, jnp.sum(batch.weight, axis=0))
 
@@ -197,14 +210,15 @@ def rollout_stage(
     ) -> tuple[RolloutState, RollingState, dict[str, Array]]:
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), 4)
         own_share = recipe.own[0] + (recipe.own[1] - recipe.own[0]) * done
-        own = jax.random.bernoulli(keys[0], own_share, (recipe.batch, 1, 1, 1, 1, 1))
-        x0 = jnp.where(step == 0, 0, lane.x0)
+        own = jax.random.bernoulli(keys[0], own_share, (recipe.batch, 1, 1, 1))
+        x0 = jnp.where(step == 0, 0, unpatchify(jnp.asarray(lane.x0), patch, sides))
         x0 = jnp.where((step == 1) | (step == 2), scattered(keys[1], x0, patch), x0)
         noise = jax.random.normal(keys[2], x0.shape)
         boost = (1 - done) * recipe.start_boost
         said = _started(keys[3], x0, noise, jnp.asarray(batch.start), step, sigmas, patch, boost)
         noise = jnp.where(step <= window - 1 - PROMPT_PLACE, said, noise)
-        rolled = jax.tree.map(jax.lax.stop_gradient, lane._replace(x0=x0))
+        rolled = jax.tree.map(jax.lax.stop_gradient, lane._replace(x0=patchify(x0, patch)))
+        noise = patchify(noise, patch)
         (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params, rolled, batch, plan, noise)
         after, by_place, weight = aux
         updates, opt = tx.update(grads, state.optimizer, state.params)

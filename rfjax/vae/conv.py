@@ -14,9 +14,10 @@ from jax import lax
 from jaxtyping import Array, Float
 
 Pad = tuple[int, int]
+WidthAxis = str | tuple[str, ...] | None
 
 
-def _halo(x: Float[Array, "N H W C"], pad: Pad, axis: str) -> Float[Array, "N H W2 C"]:
+def _halo(x: Float[Array, "N H W C"], pad: Pad, axis: str | tuple[str, ...]) -> Float[Array, "N H W2 C"]:
     """Adds pad[0] columns of the left neighbour and pad[1] of the right one; zeros at the ends of the image."""
     shards, shard = lax.axis_size(axis), lax.axis_index(axis)
     # A whole ring: some backends refuse a permutation in which a shard sends or receives nothing.
@@ -31,7 +32,7 @@ def conv2d(
     kernel: Float[Array, "kh kw I O"],
     padding: tuple[Pad, Pad],
     stride: int = 1,
-    width_axis: str | None = None,
+    width_axis: WidthAxis = None,
 ) -> Float[Array, "N h w O"]:
     """Convolution of images with zero padding ((top, bottom), (left, right))."""
     rows, columns = padding
@@ -49,7 +50,7 @@ _MUCH_WORK = 10**8
 
 
 def conv3d(
-    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], width_axis: str | None = None
+    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], width_axis: WidthAxis = None
 ) -> Float[Array, "B T H W O"]:
     """Convolution of a video: as is along time (T = T2 - 2), zero padded to the same size in space.
 
@@ -82,7 +83,7 @@ def _every(step: int, x: Float[Array, "B T2 H W I"], start: int, stop: int) -> F
 
 
 def _conv_frames(
-    x: Float[Array, "B T H W I"], kernel: Float[Array, "kh kw I O"], width_axis: str | None
+    x: Float[Array, "B T H W I"], kernel: Float[Array, "kh kw I O"], width_axis: WidthAxis
 ) -> Float[Array, "B T H W O"]:
     """Convolution of each frame, to the same size."""
     kh, kw = kernel.shape[:2]
@@ -92,14 +93,14 @@ def _conv_frames(
 
 
 def _taps_as_inputs(
-    frames: list[Float[Array, "B T H W I"]], kernel: Float[Array, "3 kh kw I O"], width_axis: str | None = None
+    frames: list[Float[Array, "B T H W I"]], kernel: Float[Array, "3 kh kw I O"], width_axis: WidthAxis = None
 ) -> Float[Array, "B T H W O"]:
     """The three frames that an output frame sees stand side by side as channels."""
     return _conv_frames(jnp.concatenate(frames, axis=-1), jnp.concatenate(list(kernel), axis=-2), width_axis)
 
 
 def _taps_as_outputs(
-    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], width_axis: str | None
+    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], width_axis: WidthAxis
 ) -> Float[Array, "B T H W O"]:
     """What each frame contributes to the three output frames that see it stands side by side as channels."""
     frames, channels = x.shape[1] - 2, kernel.shape[-1]
@@ -134,7 +135,7 @@ def _combine(weights: np.ndarray, arrays: list[Array]) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _short(
-    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], tile: int, width_axis: str | None
+    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], tile: int, width_axis: WidthAxis
 ) -> Float[Array, "B T H W O"]:
     """Every `tile` output frames from tile + 2 convolutions of single frames, rather than 3 tile.
 
@@ -151,11 +152,11 @@ def _short(
     return y.reshape(x.shape[0], -1, *y.shape[3:])
 
 
-def _short_forward(x: Array, kernel: Array, tile: int, width_axis: str | None) -> tuple[Array, tuple[Array, Array]]:
+def _short_forward(x: Array, kernel: Array, tile: int, width_axis: WidthAxis) -> tuple[Array, tuple[Array, Array]]:
     return _short(x, kernel, tile, width_axis), (x, kernel)
 
 
-def _short_backward(tile: int, width_axis: str | None, inputs: tuple[Array, Array], g: Array) -> tuple[Array, ...]:
+def _short_backward(tile: int, width_axis: WidthAxis, inputs: tuple[Array, Array], g: Array) -> tuple[Array, ...]:
     """Gradients of the direct form: backwards, the sums of the short one cost more than they save."""
 
     def direct(x: Array, kernel: Array) -> Array:
@@ -168,7 +169,7 @@ _short.defvjp(_short_forward, _short_backward)
 
 
 def upsample_conv(
-    x: Float[Array, "N H W I"], kernel: Float[Array, "3 3 I O"], width_axis: str | None = None
+    x: Float[Array, "N H W I"], kernel: Float[Array, "3 3 I O"], width_axis: WidthAxis = None
 ) -> Float[Array, "N 2*H 2*W O"]:
     """Nearest-neighbour doubling of both sides, then a 3x3 convolution, without the doubled image.
 

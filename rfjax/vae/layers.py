@@ -14,7 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from rfjax.vae.conv import conv2d, conv3d, halve_time, upsample_conv
+from rfjax.vae.conv import WidthAxis, conv2d, conv3d, halve_time, upsample_conv
 from rfjax.vae.plan import StagePlan
 
 Video = Float[Array, "B _T _H _W _C"]  # frames, sides and channels change from layer to layer
@@ -56,7 +56,7 @@ class Conv(nnx.Module):
 class CausalConv(Conv):
     """Convolution over space and over the current and the two previous frames."""
 
-    def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
+    def __call__(self, x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
         x = jnp.concatenate([_before_start(x) if state is None else state, x], axis=1)
         return conv3d(x, self.kernel[...], width_axis=width_axis) + self.bias[...], x[:, -2:]
 
@@ -71,7 +71,7 @@ class ResBlock(nnx.Module):
         if dim_in != dim_out:
             self.shortcut = pointwise(dim_in, dim_out, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
+    def __call__(self, x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
         past1, past2 = state or (None, None)
         h, past1 = self.conv1(jax.nn.silu(self.norm1(x)), past1, width_axis)
         h, past2 = self.conv2(jax.nn.silu(self.norm2(h)), past2, width_axis)
@@ -86,7 +86,7 @@ class Attention(nnx.Module):
         self.norm = Norm(dim)
         self.q, self.k, self.v, self.out = (pointwise(dim, dim, dtype=dtype, rngs=rngs) for _ in range(4))
 
-    def __call__(self, x: Video, width_axis: str | None = None) -> Video:
+    def __call__(self, x: Video, width_axis: WidthAxis = None) -> Video:
         h = self.norm(x)
         q, k, v = self.q(h), self.k(h), self.v(h)
         if width_axis is not None:
@@ -105,7 +105,7 @@ class Middle(nnx.Module):
         self.attention = Attention(dim, dtype=dtype, rngs=rngs)
         self.res1 = ResBlock(dim, dim, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
+    def __call__(self, x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
         past0, past1 = state or (None, None)
         x, past0 = self.res0(x, past0, width_axis)
         x, past1 = self.res1(self.attention(x, width_axis), past1, width_axis)
@@ -134,7 +134,7 @@ class Upsample(nnx.Module):
         even_odd = jnp.stack(jnp.split(y, 2, axis=-1), axis=2)
         return even_odd.reshape(x.shape[0], -1, *x.shape[2:]), state
 
-    def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
+    def __call__(self, x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
         if hasattr(self, "time_conv"):
             x, state = self._double_frames(x, state)
         frames = x.shape[:2]
@@ -156,7 +156,7 @@ class Downsample(nnx.Module):
         pairs = jnp.concatenate([state, x], axis=1)
         return halve_time(pairs, self.time_conv.kernel[...]) + self.time_conv.bias[...], x[:, -1:]
 
-    def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
+    def __call__(self, x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
         frames = x.shape[:2]
         # Padded below and on the right only, as Wan2.1 was trained.
         padding = ((0, 1), (0, 1))
@@ -176,14 +176,14 @@ class Stage(nnx.Module):
         if plan.resample:
             self.resample = step(plan.dim_out, time=plan.time, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
+    def __call__(self, x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
         parts = [getattr(self, f"res{i}") for i in range(self.num_blocks)]
         if hasattr(self, "resample"):
             parts.append(self.resample)
         return run(parts, x, state, width_axis)
 
 
-def run(parts: Sequence[Any], x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
+def run(parts: Sequence[Any], x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
     """One part after the other, each with its own entry of the state."""
     after = []
     for part, past in zip(parts, state or [None] * len(parts), strict=True):

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, UInt8
 from rfjax.config import VAEConfig
 from rfjax.errors import InputError
 from rfjax.layers import precision
+from rfjax.vae.conv import WidthAxis
 from rfjax.vae.layers import CausalConv, Downsample, Middle, Norm, Stage, State, Upsample, Video, pointwise, run
 from rfjax.vae.plan import decoder_stages, encoder_stages
 
@@ -28,7 +29,7 @@ class Head(nnx.Module):
         self.norm = Norm(dim_in)
         self.conv = CausalConv((3, 3, 3), dim_in, dim_out, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
+    def __call__(self, x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
         return self.conv(jax.nn.silu(self.norm(x)), state, width_axis)
 
 
@@ -46,9 +47,9 @@ class Encoder(nnx.Module):
         self.head = Head(top, 2 * config.z_dim, dtype=dtype, rngs=rngs)
         self.quant = pointwise(2 * config.z_dim, 2 * config.z_dim, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: Video, state: State) -> tuple[Video, State]:
+    def __call__(self, x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
         stages = [getattr(self, f"stage{i}") for i in range(self.num_stages)]
-        x, state = run([self.conv_in, *stages, self.middle, self.head], x, state)
+        x, state = run([self.conv_in, *stages, self.middle, self.head], x, state, width_axis)
         mean, _log_variance = jnp.split(self.quant(x), 2, axis=-1)
         return mean, state
 
@@ -67,7 +68,7 @@ class Decoder(nnx.Module):
             setattr(self, f"stage{i}", Stage(plan, Upsample, dtype=dtype, rngs=rngs))
         self.head = Head(stages[-1].dim_out, 3, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: Video, state: State, width_axis: str | None = None) -> tuple[Video, State]:
+    def __call__(self, x: Video, state: State, width_axis: WidthAxis = None) -> tuple[Video, State]:
         stages = [getattr(self, f"stage{i}") for i in range(self.num_stages)]
         return run([self.conv_in, self.middle, *stages, self.head], self.post_quant(x), state, width_axis)
 
@@ -102,7 +103,7 @@ class VAE(nnx.Module):
         state: State,
         *,
         first: bool,
-        width_axis: str | None = None,
+        width_axis: WidthAxis = None,
     ) -> tuple[Float[Array, "B T H W 3"], State]:
         """The next frames of a video; any split of a video into chunks gives the same pixels (Wan2.1).
 
@@ -111,7 +112,8 @@ class VAE(nnx.Module):
             state: from `init_decoder_state` or the chunk before, for the same B, h and w; safe to donate.
             first: whether the video starts here. The state, which may be None, is then disregarded, so that nothing
                 of another video can leak into this one, and F frames become 1 + 4 (F - 1); else 4 F.
-            width_axis: inside `jax.shard_map`, the mesh axis that the width of latents, state and pixels is cut along.
+            width_axis: inside `jax.shard_map`, the mesh axis or axes that the width of latents, state and pixels is
+                cut along.
 
         Returns:
             float32 pixels in -1 .. 1 at 8 times the height and width, and the state for the next chunk.
@@ -121,7 +123,7 @@ class VAE(nnx.Module):
         x, state = self.decoder(x.astype(self.dtype), None if first else state, width_axis)
         return jnp.clip(x.astype(jnp.float32), -1, 1), state
 
-    def encode(self, pixels: Float[Array, "B T H W 3"]) -> Float[Array, "B F C h w"]:
+    def encode(self, pixels: Float[Array, "B T H W 3"], *, width_axis: WidthAxis = None) -> Float[Array, "B F C h w"]:
         """Normalised latents of a video: the posterior's mean (Wan2.1).
 
         The encoder runs over the first frame, then over groups of 4 in a scan, which gives the same latents as one
@@ -129,6 +131,7 @@ class VAE(nnx.Module):
 
         Args:
             pixels: in -1 .. 1; T = 1 + 4 k frames, height and width multiples of 8.
+            width_axis: as in `decode`.
 
         Returns:
             float32 latents of 1 + k frames at an eighth of the height and width.
@@ -146,7 +149,7 @@ class VAE(nnx.Module):
             raise InputError(f"frames of {width}x{height} to encode: both sides must be multiples of {space}")
 
         def encode_group(state: State, group: Video) -> tuple[State, Video]:
-            mean, state = self.encoder(group, state)
+            mean, state = self.encoder(group, state, width_axis)
             return state, mean
 
         with precision(self.encoder_dtype):

@@ -28,7 +28,7 @@ def call(tiny_dit):
         pairs = rope.axis_pairs(CONFIG.head_dim)[0]
         temporal = rope.axis_table(np.arange(frames), pairs)
         spatial = rope.spatial_table(height, width, CONFIG.head_dim)
-        rotary = tuple(rope.token_table(t, s) for t, s in zip(temporal, spatial, strict=True))
+        rotary = tuple(rope.token_table(t, s)[None] for t, s in zip(temporal, spatial, strict=True))
         features = timestep_features(timesteps, CONFIG.freq_dim)
         return np.asarray(run(params, latents.astype(np.float32), features, rotary, context))
 
@@ -67,7 +67,7 @@ def test_bfloat16_stays_close(tiny_dit, call, load_golden):
     assert kinds == {"bfloat16", "float32"}
     context = jnp.asarray(arrays["context"][:1])
     rotary = tuple(
-        rope.token_table(t, s)
+        rope.token_table(t, s)[None]
         for t, s in zip(rope.axis_table(np.arange(3), 4), rope.spatial_table(4, 6, 16), strict=True)
     )
     dit = nnx.merge(graph, params)

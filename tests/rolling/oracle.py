@@ -72,7 +72,7 @@ class Oracle:
 
 @partial(jax.jit, static_argnames=("config", "graph", "store"))
 def _run(config, graph, params, latents, features, text_kv, cache, own, cached, keys, visible, block, store):
-    still = jnp.ones_like(own[0]), jnp.zeros_like(own[0])
+    still = jnp.ones_like(own[0])[None], jnp.zeros_like(own[0])[None]
 
     def attend(q, k, v, layer, cache):
         k_store, v_store = cache

@@ -11,15 +11,18 @@ from flax import nnx
 from oracle import Oracle, roll
 
 from rfjax.config import preset
-from rfjax.dit.model import DiT
+from rfjax.dit.model import DiT, patchify, unpatchify
 from rfjax.errors import InputError
 from rfjax.rolling.noise import counter_noise
 from rfjax.rolling.plan import Roll, cache_slot, plan_step
 from rfjax.rolling.schedule import noise_levels, shifted_sigmas
-from rfjax.rolling.step import init_state, rolling_step
+from rfjax.rolling.step import init_state, rolling_step, rotary_of, token_grid
 
 CONFIG = preset("tiny")
 WINDOW = CONFIG.rolling.window_blocks
+PATCH = CONFIG.dit.patch_size[1:]
+GRID = token_grid(CONFIG, 8, 12)
+ZEROS = np.zeros((1, WINDOW, 3, 16, 8, 12), np.float32)
 
 
 class Runner:
@@ -27,7 +30,8 @@ class Runner:
 
     def __init__(self, graph, params):
         def step(params, state, text_kv, plan, noise):
-            return rolling_step(CONFIG, nnx.merge(graph, params), state, text_kv, plan, noise)
+            rotary = rotary_of(CONFIG, plan, GRID)
+            return rolling_step(CONFIG, nnx.merge(graph, params), state, text_kv, plan, noise, rotary)
 
         self.step = partial(jax.jit(step, donate_argnums=1), params)
         self.text_kv = jax.jit(lambda context: nnx.merge(graph, params).text_keys_values(context))
@@ -38,18 +42,16 @@ class Runner:
         course = Roll(len(given), n_blocks - 1, origin)
         windows, final = [], list(given)
         for w in range(course.first_step, n_blocks + WINDOW - 1):
+            draws = ZEROS.copy()
             if 1 <= w <= len(given):
-                x0 = np.zeros(state.x0.shape, np.float32)
-                x0[:, 0] = given[w - 1]
-                state = state._replace(x0=jax.device_put(x0))
-            draws = np.zeros(state.x0.shape, np.float32)
+                draws[:, 0] = given[w - 1]
             for place in range(WINDOW):
                 block = w - WINDOW + 1 + place
                 if course.first <= block <= course.last:
                     draws[:, place] = noise(block, WINDOW - 1 - place)
             plan = plan_step(w, course, CONFIG.rolling, CONFIG.dit.head_dim, CONFIG.dit.rope_theta)
-            state = self.step(state, text_kv, plan, draws)
-            x0 = np.asarray(state.x0[0])
+            state = self.step(state, text_kv, plan, patchify(draws, PATCH))
+            x0 = unpatchify(np.asarray(state.x0)[0], PATCH, (8, 12))
             places = [b - w + WINDOW - 1 for b in range(course.first_block(w, WINDOW), min(w, n_blocks - 1) + 1)]
             if places:
                 windows.append(x0[places].reshape(-1, *x0.shape[2:]))
@@ -119,7 +121,7 @@ def test_the_caches_are_written_in_place(runner, context):
     pointers = []
     for w in range(9, 12):
         plan = plan_step(w, Roll(0, None), CONFIG.rolling, CONFIG.dit.head_dim, CONFIG.dit.rope_theta)
-        state = runner.step(state, text_kv, plan, np.zeros(state.x0.shape, np.float32))
+        state = runner.step(state, text_kv, plan, patchify(ZEROS, PATCH))
         pointers.append([pool.unsafe_buffer_pointer() for pool in (state.k_cache, state.v_cache)])
     # The first step may copy: its buffers were made from host memory.
     assert pointers[0] == pointers[1] == pointers[2]
@@ -129,7 +131,7 @@ def test_a_step_writes_only_its_slot(runner, context):
     state = jax.device_put(init_state(CONFIG, 1, 8, 12, jnp.float32))
     filled = state._replace(k_cache=jnp.full_like(state.k_cache, 3.0), v_cache=jnp.full_like(state.v_cache, 3.0))
     plan = plan_step(15, Roll(0, None), CONFIG.rolling, CONFIG.dit.head_dim, CONFIG.dit.rope_theta)
-    after = runner.step(filled, runner.text_kv(jnp.asarray(context)), plan, np.zeros(state.x0.shape, np.float32))
+    after = runner.step(filled, runner.text_kv(jnp.asarray(context)), plan, patchify(ZEROS, PATCH))
     for pool in (after.k_cache, after.v_cache):
         by_layer = np.asarray(pool).reshape(CONFIG.dit.num_layers, CONFIG.rolling.cache_slots, -1)
         written = (by_layer != 3.0).any(axis=-1)
@@ -142,25 +144,26 @@ class CleanDiT(DiT):
     def __init__(self, flow_dit):
         self.flow_dit = flow_dit
 
-    def __call__(self, latents, *args, **kwargs):
-        flow, carry = self.flow_dit(latents, *args, **kwargs)
+    def flow_of_tokens(self, tokens, *args, **kwargs):
+        flow, carry = self.flow_dit.flow_of_tokens(tokens, *args, **kwargs)
         sigmas = np.append(0, noise_levels(CONFIG.rolling).sigmas[::-1]).astype(np.float32)
-        return latents - np.repeat(sigmas, 3)[:, None, None, None] * flow, carry
+        return tokens - np.repeat(sigmas, tokens.shape[1] // len(sigmas))[:, None] * flow, carry
 
 
 def test_a_network_that_gives_the_clean_estimate_makes_the_state_that_one_of_flow_makes(runner, tiny_dit, context):
     clean_config = replace(CONFIG, rolling=replace(CONFIG.rolling, prediction="clean"))
-    draws = counter_noise(4, (1, WINDOW, 3, 16, 8, 12))
+    noise = counter_noise(4, ZEROS.shape)
+    estimates, draws = (patchify(noise(i, 0), PATCH) for i in range(2))
     plan = plan_step(12, Roll(0, None), CONFIG.rolling, CONFIG.dit.head_dim, CONFIG.dit.rope_theta)
-    state = init_state(CONFIG, 1, 8, 12, jnp.float32)._replace(x0=draws(0, 0))
+    state = init_state(CONFIG, 1, 8, 12, jnp.float32)._replace(x0=estimates)
 
     @partial(jax.jit, static_argnums=(0, 1))
     def step(config, wrap, *args):
-        return rolling_step(config, wrap(nnx.merge(*tiny_dit)), *args)
+        return rolling_step(config, wrap(nnx.merge(*tiny_dit)), *args, rotary_of(config, plan, GRID))
 
-    args = state, runner.text_kv(jnp.asarray(context)), plan, draws(1, 0)
+    args = state, runner.text_kv(jnp.asarray(context)), plan, draws
     flow, clean = step(CONFIG, lambda dit: dit, *args), step(clean_config, CleanDiT, *args)
-    assert np.abs(np.asarray(flow.x0) - draws(1, 0)).max() > 0.1
+    assert np.abs(np.asarray(flow.x0) - draws).max() > 0.1
     for ours, theirs in zip(clean, flow, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 

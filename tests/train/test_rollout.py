@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rfjax.dit.model import DiT
+from rfjax.dit.model import DiT, patchify
 from rfjax.rolling.plan import Roll, plan_step
-from rfjax.rolling.step import init_state, rolling_step
+from rfjax.rolling.step import init_state, rolling_step, rotary_of, token_grid
 from rfjax.text.model import UMT5Encoder
 from rfjax.train.latents import LatentSet
 from rfjax.train.loop import train
@@ -18,6 +18,7 @@ BLOCKS, WINDOW, LANES = 6, 5, 2
 STEPS = BLOCKS + WINDOW - 1  # of one video
 CHANGE = 3  # the block from which on the prompt is another
 SIDE = 4
+PATCH = (2, 2)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,8 @@ def test_dense_attention_is_window_attention(tiny_model):
 
     def one(params, state, plan, noise, attention):
         dit = nnx.merge(graph, params)
-        return rolling_step(config, dit, state, dit.text_keys_values(text), plan, noise, attention=attention)
+        rotary = rotary_of(config, plan, token_grid(config, SIDE, SIDE))
+        return rolling_step(config, dit, state, dit.text_keys_values(text), plan, noise, rotary, attention)
 
     one = jax.jit(one, static_argnames="attention")
     state = jax.tree.map(jnp.asarray, init_state(config, 2, SIDE, SIDE, dtype=jnp.float32))
@@ -101,7 +103,8 @@ def test_dense_attention_is_window_attention(tiny_model):
 def test_the_first_videos_run_on_the_data(stage, data):
     state, _ = run(stage, 0, 2 * LANES + 1)  # lane 0 is at step 2 of its video: three blocks have come in
     window = np.asarray(state.lanes[0].x0)
-    blocks = data.latents.astype(np.float32).reshape(3, BLOCKS, 3, 4, SIDE, SIDE)
+    latents = data.latents.astype(np.float32).reshape(3, BLOCKS, 3, 4, SIDE, SIDE)
+    blocks = patchify(latents, PATCH)
     for shown in window[:, WINDOW - 3 :]:
         assert any((shown == video[:3]).all() for video in blocks)
 
@@ -111,7 +114,7 @@ def test_later_videos_run_on_what_the_network_says(stage, data):
     state, _ = run(stage, 0, first)
     state, (numbers,) = run(stage, first, first + 1, state)
     said = np.asarray(state.lanes[0].x0)[:, WINDOW - 1]
-    asked = data.latents.astype(np.float32)[:, :3]
+    asked = patchify(data.latents.astype(np.float32)[:, :3], PATCH)
     errors = np.array([[np.mean((x - y) ** 2) for y in asked] for x in said])
     assert errors.min() > 0
     # The logged error is that of what goes on to the next step.
