@@ -4,14 +4,15 @@ PYTHON ?= python3
 VENV ?= .venv
 OLD_VENV ?= .venv-oldest
 OUT ?= outputs/demo.mp4
-PROMPT ?= A small red fox walks slowly across the frozen lake.
-CORE_TESTS = tests/nki_ops tests/dit tests/rolling tests/text tests/vae tests/weights/test_convert.py tests/test_pipeline.py
+PROMPT ?= a red circle moving right on a blue background
+THEN ?= a red circle moving down fast on a blue background
+CORE_TESTS = tests/nki_ops tests/dit tests/rolling tests/text tests/vae tests/weights/test_convert.py tests/test_pipeline.py tests/test_device_rules.py tests/test_lint_cli.py
 
 .PHONY: demo test lint test-oldest clean
 
-demo: $(VENV)/.run checkpoints/tiny
+demo: $(VENV)/.run
 	mkdir -p $(dir $(OUT))
-	$(VENV)/bin/rfjax generate "$(PROMPT)" --checkpoint checkpoints/tiny --size 96x64 --dtype float32 --seed 0 --num-frames 81 -o $(OUT) --force
+	$(VENV)/bin/rfjax stream "$(PROMPT)" --num-frames 321 --prompt-at "160:$(THEN)" --seed 3 -o $(OUT) --force
 
 test: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest

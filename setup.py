@@ -19,8 +19,7 @@ class BuildWithCheckpoints(build_py):
         for name in CHECKPOINTS:
             source, target = Path("checkpoints", name), Path(self.build_lib, "rfjax", "checkpoints", name)
             shutil.rmtree(target, ignore_errors=True)  # left by an earlier build
-            if source.is_dir():  # until it is trained, rfjax comes without it
-                shutil.copytree(source, target)
+            shutil.copytree(source, target)
 
 
 setup(cmdclass={"build_py": BuildWithCheckpoints})
