@@ -30,7 +30,7 @@ def cli(pipe, tiny_checkpoint, tmp_path, monkeypatch, capfd):
     """Runs a command in an empty folder, on the session's pipeline: `cli(*words) -> (code, stdout, stderr)`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rfjax.cli.session.use_compile_cache", lambda: None)
-    monkeypatch.setattr("rfjax.pipeline.RollingForcingPipeline.from_pretrained", lambda path, dtype: pipe)
+    monkeypatch.setattr("rfjax.pipeline.RollingForcingPipeline.from_pretrained", lambda path, dtype, mesh: pipe)
 
     def run(*words, model=True):
         try:
@@ -46,7 +46,7 @@ def cli(pipe, tiny_checkpoint, tmp_path, monkeypatch, capfd):
 def word_cli(cli, word_pipe, word_checkpoint, monkeypatch):
     """Runs a command where the checkpoint that comes with rfjax is its stand-in, on that pipeline."""
     monkeypatch.setattr("rfjax.weights.bundled.bundled_checkpoints", lambda: {"shapes-tiny": word_checkpoint})
-    monkeypatch.setattr("rfjax.pipeline.RollingForcingPipeline.from_pretrained", lambda path, dtype: word_pipe)
+    monkeypatch.setattr("rfjax.pipeline.RollingForcingPipeline.from_pretrained", lambda path, dtype, mesh: word_pipe)
     return lambda *words: cli(*words, model=False)
 
 
@@ -96,6 +96,15 @@ def test_generate_writes_the_exact_video(cli, tmp_path):
     assert (frames.shape, rate, pixels) == ((21, 64, 96, 3), 16, "yuv420p")
     assert err.startswith("rfjax: 21 frames of 96x64 in x.mp4, seed 7, ")
     assert os.listdir(tmp_path) == ["x.mp4"]
+
+
+@pytest.mark.parametrize("command", ["generate", "stream"])
+def test_a_mesh_reaches_the_pipeline(cli, pipe, command, monkeypatch):
+    meshes = []
+    load = lambda path, dtype, mesh: meshes.append(mesh) or pipe  # noqa: E731
+    monkeypatch.setattr("rfjax.pipeline.RollingForcingPipeline.from_pretrained", load)
+    assert cli(command, "a", *SIZE, "--num-frames", 9, "--mesh", "2x3", "-o", "x.mp4")[0] == 0
+    assert [dict(mesh.shape) for mesh in meshes] == [{"data": 1, "seq": 3, "head": 2}]
 
 
 @pytest.mark.parametrize(
@@ -216,6 +225,10 @@ MISTAKES = {
     "frames twice": ("--num-frames 9 --num-latent-frames 3", "give one of the two"),
     "seed": ("--seed -1", "seed -1 is not an integer from 0 to"),
     "dtype": ("--dtype float64", "float64"),
+    "mesh not a mesh": ("--mesh 4by2", "'4by2' is not a mesh; write HEADxSEQ"),
+    "heads of a mesh": ("--mesh 5x1", "heads do not divide by head=5; head can be 1, 2"),
+    "mesh without devices": ("--mesh 4x4", "a mesh of 1 x 4 x 4 needs 16 devices, there are 8"),
+    "width of a mesh": ("--size 80x64 --mesh 1x4", "a width of 80 does not divide among 4 devices; the nearest"),
     "mistyped option": ("--num-frame 9", "--num-frame is not an option of rfjax generate; did you mean --num-frames?"),
     "unknown option": ("--zzz", "--zzz is not an option of rfjax generate; rfjax generate --help lists"),
     "prompt without quotes": ("cat", "unexpected argument 'cat'; put a prompt of several words in quotes"),
@@ -373,7 +386,7 @@ def test_a_compile_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatc
 
 
 def test_ctrl_c_before_the_first_frame_leaves_no_file(cli, monkeypatch):
-    monkeypatch.setattr("rfjax.cli.generate.load_pipeline", lambda args: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("rfjax.cli.generate.load_pipeline", lambda args, mesh: signal.raise_signal(signal.SIGINT))
     code, _, err = cli("generate", "a", *SIZE, "--seed", 1)
     assert (code, err, os.listdir()) == (130, "rfjax: interrupted\n", [])
 
