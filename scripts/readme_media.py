@@ -1,6 +1,8 @@
 """Makes the pictures of the README: real output of shapes-tiny, with changes of the prompt on the way.
 
 python scripts/readme_media.py            (docs/media/switch.webp, animated, and docs/media/sheet.png)
+
+The sheet marks what the judge finds wrong; of the changing video it judges what follows the last change.
 """
 
 import sys
@@ -12,6 +14,8 @@ from PIL import Image, ImageDraw
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rfjax import RollingForcingPipeline  # noqa: E402  (the path comes first)
+from rfjax.worlds.evaluate import judged_video  # noqa: E402
+from rfjax.worlds.shapes import parse  # noqa: E402
 from rfjax.worlds.sheet import Row, write_sheet  # noqa: E402
 
 MEDIA = Path(__file__).parents[1] / "docs" / "media"
@@ -54,14 +58,17 @@ def main() -> None:
     pages[0].save(
         MEDIA / "switch.webp", save_all=True, append_images=pages[1:], duration=125, loop=0, quality=70, method=4
     )
-    rows = [Row(" -> ".join(SCRIPT.values()), (), np.concatenate(frames))]
-    rows += [Row(prompt, (), pipe(prompt, num_frames=81, seed=SEED, output_type="np").frames[0]) for prompt in PROMPTS]
-    rows = [row._replace(frames=_bytes(row.frames)) for row in rows]
+    last = max(SCRIPT)
+    end = np.concatenate(frames[last + 6 :])
+    rows = [_row(" -> ".join(SCRIPT.values()), np.concatenate(frames), end, SCRIPT[last])]
+    for prompt in PROMPTS:
+        video = np.rint(pipe(prompt, num_frames=81, seed=SEED).frames[0] * 255).astype(np.uint8)
+        rows.append(_row(prompt, video, video, prompt))
     write_sheet(rows, MEDIA / "sheet.png")
 
 
-def _bytes(frames: np.ndarray) -> np.ndarray:
-    return frames if frames.dtype == np.uint8 else np.rint(frames * 255).astype(np.uint8)
+def _row(caption: str, video: np.ndarray, judged: np.ndarray, prompt: str) -> Row:
+    return Row(caption, judged_video(judged, parse(prompt), SEED).wrong, video)
 
 
 if __name__ == "__main__":

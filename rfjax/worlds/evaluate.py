@@ -70,7 +70,7 @@ def unseen_scenes(count: int, things: int = 1) -> list[Scene]:
 
 def score(videos: UInt8[np.ndarray, "B T 64 64 3"], prompts: Sequence[str]) -> dict[str, float]:
     """The share of videos in which each of `FACTS` is right."""
-    return shares([_judged(video, parse(prompt), 0) for video, prompt in zip(videos, prompts, strict=True)])
+    return shares([judged_video(video, parse(prompt), 0) for video, prompt in zip(videos, prompts, strict=True)])
 
 
 def shares(videos: Sequence[JudgedVideo]) -> dict[str, float]:
@@ -82,14 +82,18 @@ def cold_start(pipe: RollingForcingPipeline, count: int, things: int = 1, *, blo
     """Videos from a prompt alone, 81 frames (7 blocks) each, of one or two things."""
     scenes = unseen_scenes(count, things)
     videos = _generate(pipe, [str(scene) for scene in scenes], blocks, batch)
-    return _part([_judged(video, scene, seed) for seed, (scene, video) in enumerate(zip(scenes, videos, strict=True))])
+    return _part(
+        [judged_video(video, scene, seed) for seed, (scene, video) in enumerate(zip(scenes, videos, strict=True))]
+    )
 
 
 def endless(pipe: RollingForcingPipeline, count: int, *, blocks: int = 82, last: int = 20, batch: int = 8) -> Part:
     """The end of long videos: the `last` 20 of 82 blocks are the last 15 seconds of a minute."""
     scenes = unseen_scenes(count)
     videos = _generate(pipe, [str(scene) for scene in scenes], blocks, batch, keep=last)
-    part = _part([_judged(video, scene, seed) for seed, (scene, video) in enumerate(zip(scenes, videos, strict=True))])
+    part = _part(
+        [judged_video(video, scene, seed) for seed, (scene, video) in enumerate(zip(scenes, videos, strict=True))]
+    )
     return Part({"blocks": blocks, **part.figures}, part.videos)
 
 
@@ -131,7 +135,7 @@ def start_places(pipe: RollingForcingPipeline, count: int, *, batch: int = 8) ->
     """Where one prompt's video begins with one seed and another: even places on a torus are 24.5 pixels apart."""
     scene = parse("a white circle still on a blue background")
     videos = _generate(pipe, [str(scene)] * count, 2, batch)
-    judged = [_judged(video, scene, seed) for seed, video in enumerate(videos)]
+    judged = [judged_video(video, scene, seed) for seed, video in enumerate(videos)]
     places = np.array([read(video.frames, 1).things[0].centres[0] for video in judged if video.passed["colour"]])
     places = places[~np.isnan(places).any(axis=-1)] if len(places) else np.zeros((0, 2))
     apart = np.abs(places[:, None] - places[None])
@@ -225,7 +229,8 @@ def _batches(count: int, size: int) -> Iterator[list[int]]:
     return ([min(i, count - 1) for i in range(start, start + size)] for start in range(0, count, size))
 
 
-def _judged(video: Video, scene: Scene, seed: int) -> JudgedVideo:
+def judged_video(video: Video, scene: Scene, seed: int) -> JudgedVideo:
+    """A video with what is right about it."""
     verdict = judge(video, scene)
     background = np.median(video, axis=(1, 2))  # things cover less than a half; a mean would see their soft edges
     drift = np.abs(background - COLOURS[scene.background]).max()
