@@ -132,11 +132,11 @@ def switches(
 
 
 def start_places(pipe: RollingForcingPipeline, count: int, *, batch: int = 8) -> Part:
-    """Where one prompt's video begins with one seed and another: even places on a torus are 24.5 pixels apart."""
+    """Where one prompt's thing stands with one seed and another: even places on a torus are 24.5 pixels apart."""
     scene = parse("a white circle still on a blue background")
-    videos = _generate(pipe, [str(scene)] * count, 2, batch)
+    videos = _generate(pipe, [str(scene)] * count, 3, batch, keep=1)  # a still thing stands where it started
     judged = [judged_video(video, scene, seed) for seed, video in enumerate(videos)]
-    places = np.array([read(video.frames, 1).things[0].centres[0] for video in judged if video.passed["colour"]])
+    places = np.array([read(video.frames, 1).things[0].centres[-1] for video in judged if video.passed["colour"]])
     places = places[~np.isnan(places).any(axis=-1)] if len(places) else np.zeros((0, 2))
     apart = np.abs(places[:, None] - places[None])
     distances = np.hypot(*np.moveaxis(np.minimum(apart, SIZE - apart), -1, 0))

@@ -222,26 +222,18 @@ class Clip(NamedTuple):
 
 
 def random_clip(rng: np.random.Generator, blocks: int) -> Clip:
-    """A video to train the diffusion model on: whole blocks of one or two things, half of them with a new motion.
-
-    A single block has one motion.
+    """A video to train the diffusion model on: whole blocks of one or two things that now and then move in a new way.
 
     Every thing starts in the middle of a patch, so that the noise can say where (see `rfjax.train.start`).
-
-    Raises:
-        InputError: there are 2 or 3 blocks, too few for a new motion to come and be seen.
     """
-    if blocks in (2, 3):
-        raise InputError(f"clips of {blocks} blocks: the shapes world makes 4 or more, or 1")
-    scene = sample_scene(rng, things=1 if rng.random() < 0.65 else 2)
+    scene = sample_scene(rng, things=int(rng.integers(1, 3)))
     n = len(scene.things)
     patches = rng.integers(SIZE // PATCH, size=(n, 2))  # row, column
-    scenes = [scene] * blocks
-    border = int(rng.integers(2, 2 * blocks - 4)) if blocks > 1 else blocks
-    for block in range(border, blocks):
-        if block == border:
+    scenes = [scene]
+    for block in range(1, blocks):
+        if block > 1 and rng.random() < 1 / 5:
             scene = scene.with_motions([MOTIONS[i] for i in rng.integers(len(MOTIONS), size=n)])
-        scenes[block] = scene
+        scenes.append(scene)
     frames = _FIRST_FRAMES + _BLOCK_FRAMES * (blocks - 1)
     velocities = np.array([[thing.motion.velocity for thing in s.things] for s in scenes])[block_of_frame(frames)]
     centres = trajectory((patches[:, ::-1] + 0.5) * PATCH, velocities)
