@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rfjax.errors import InputError
     from rfjax.parallel.mesh import make_mesh
     from rfjax.pipeline import PipelineOutput, RollingForcingPipeline
+    from rfjax.slots import Slots
     from rfjax.stream import Chunk, VideoStream
 
 _HOMES = {
@@ -24,6 +25,7 @@ _HOMES = {
     "make_mesh": "rfjax.parallel.mesh",
     "PipelineOutput": "rfjax.pipeline",
     "RollingForcingPipeline": "rfjax.pipeline",
+    "Slots": "rfjax.slots",
     "Chunk": "rfjax.stream",
     "VideoStream": "rfjax.stream",
 }
@@ -34,6 +36,7 @@ __all__ = [
     "ModelConfig",
     "PipelineOutput",
     "RollingForcingPipeline",
+    "Slots",
     "VideoStream",
     "make_mesh",
     "preset",

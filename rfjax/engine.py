@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rfjax.config import ModelConfig
 from rfjax.dit.model import TextKV, patchify, unpatchify
@@ -47,7 +47,6 @@ class Pixels(NamedTuple):
 class Executables(NamedTuple):
     """The compiled functions of one shape."""
 
-    encode_text: Callable[[Any, Any, Any], Array]
     text_kv: Callable[[Any, Any], TextKV]
     step: Callable[[Any, RollingState, TextKV, StepPlan, Any], RollingState]
     decode_first: Callable[[Any, Any], tuple[Pixels, Any]]
@@ -87,6 +86,7 @@ class Engine:
         self.compilations = 0
         self._decoder_states: dict[Shape, Any] = {}
         self._executables: dict[Shape, Executables] = {}
+        self._mergers: dict[Shape, Any] = {}
         self._encode_text: Any = None
         self._encoders: dict[tuple[int, ...], Any] = {}
 
@@ -110,6 +110,19 @@ class Engine:
         self.executables(shape)
         return self._decoder_states[shape]
 
+    def merge_decoders(self, shape: Shape) -> Callable[[Any, Any, Bool[np.ndarray, " B"]], Any]:
+        """(decoder state, another, rows) -> the state that has those rows of the other; takes the first over."""
+        if shape not in self._mergers:
+
+            def merge(state: Any, other: Any, rows: Array) -> Any:
+                return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), y, x), state, other)
+
+            state, specs = self.decoder_state_shape(shape), (mesh.PIXELS, mesh.PIXELS, mesh.ROWS)
+            args = state, state, jax.ShapeDtypeStruct((shape.batch,), jnp.bool)
+            traced = self._trace(merge, args, specs, mesh.PIXELS, donate=(0,))
+            self._mergers[shape] = self._count(self._lower(traced).compile())
+        return self._mergers[shape]
+
     def place_stream(self, rolling: RollingState, text_kv: TextKV, decoder: Any) -> tuple[RollingState, TextKV, Any]:
         """What a stream holds, from the host to where it belongs."""
         return self.layout.place((rolling, text_kv, decoder), (ROLLING, mesh.TEXT_KV, mesh.PIXELS))
@@ -120,11 +133,23 @@ class Engine:
         context = jax.ShapeDtypeStruct((shape.batch, self.config.dit.text_len, self.config.dit.text_dim), jnp.float32)
         return jax.eval_shape(lambda params, x: module(params).text_keys_values(x), self.params["dit"], context)
 
+    def encode_text(self, ids: Int[np.ndarray, " S"], length: Int[np.ndarray, ""]) -> Float[np.ndarray, "S text_dim"]:
+        """Features of one tokenized prompt, on the host."""
+        if self._encode_text is None:
+            self._encode_text = self._count(self._lower(self._trace_text()["encode_text"]).compile())
+        return np.asarray(self._encode_text(self.params["text"], ids[None], length[None]))[0]
+
     def text_kv(self, contexts: Float[np.ndarray, "B S text_dim"], shape: Shape) -> TextKV:
         """Cross-attention keys and values of text features, as many as the shape's batch."""
         padded = np.zeros(self._context_shape(shape).shape, np.float32)
         padded[:, : contexts.shape[1]] = contexts
         return self.executables(shape).text_kv(self.params["dit"], padded)
+
+    def no_draws(self, shape: Shape) -> Float[np.ndarray, "B W f C h w"]:
+        """Zeros in the form of what a step draws."""
+        rolling = self.config.rolling
+        window = (rolling.window_blocks, rolling.block_frames, self.config.dit.in_dim, *shape[1:])
+        return np.zeros((shape.batch, *window), np.float32)
 
     def step(
         self,
@@ -204,7 +229,7 @@ class Engine:
         with ThreadPoolExecutor(max_workers=len(lowered)) as pool:
             futures = {name: pool.submit(low.compile) for name, low in lowered.items()}
         compiled = {name: self._count(future.result()) for name, future in futures.items()}
-        self._encode_text = compiled.setdefault("encode_text", self._encode_text)
+        self._encode_text = compiled.pop("encode_text", self._encode_text)
         return Executables(**compiled)
 
     def _trace_text(self) -> dict[str, jax.stages.Traced]:

@@ -32,7 +32,8 @@ from rfjax.inputs import (
 from rfjax.parallel.mesh import WHOLE, Layout
 from rfjax.rolling.noise import NoiseFn, checked_noise, counter_noise
 from rfjax.rolling.plan import Roll
-from rfjax.stream import BlockCallback, Chunk, StreamState, VideoStream
+from rfjax.slots import Slots
+from rfjax.stream import BlockCallback, Chunk, Course, StreamState, VideoStream
 from rfjax.text import Tokenizer
 
 logger = logging.getLogger("rfjax")
@@ -275,33 +276,45 @@ class RollingForcingPipeline:
         prompts = check_prompts(prompt)
         height, width = default_size(height, width, self.config)
         size = check_size(height, width, self.config)
-        length = check_length(num_frames, num_latent_frames, self.config)
         shape = Shape(len(prompts), *size)
         self.engine.layout.check_cut(self.config, *shape)
-        noises, seeds = self._noises(noise, seed, shape)
-        frames = given_frames(image, video, height, width, self.config)
+        length = check_length(num_frames, num_latent_frames, self.config)
+        course = self.course(shape, length, seed, image, video, noise)
         warn_of_other_size(height, width, self.config)
-        roll = self._roll(length, 0 if frames is None else self.config.whole_blocks(len(frames)))
-        given = self._given(frames, shape)
-        single = isinstance(prompt, str)
+        single, seeds = isinstance(prompt, str), course.seeds
         state = StreamState(
             rolling=self.engine.init_state(shape),
             text_kv=self.text_kv(prompts, shape),
             decoder=None,
-            step=np.array(roll.first_step),
-            given=given,
+            step=np.array(course.roll.first_step),
+            given=course.given,
         )
         return VideoStream(
             self,
             prompt=prompts[0] if single else prompts,
             state=state,
             shape=shape,
-            roll=roll,
-            noises=noises,
+            roll=course.roll,
+            noises=course.noises,
             total_frames=length.pixel_frames,
             metadata={"seed": seeds[0] if single and seeds else seeds, "custom_noise": noise is not None},
             decode=decode,
         )
+
+    def slots(self, count: int, height: int | None = None, width: int | None = None) -> Slots:
+        """Opens a batch whose streams join and leave while it runs, and compiles all that it needs.
+
+        Args:
+            count: streams that can be there at once.
+            height, width: of all of them, as in `stream`.
+
+        Raises:
+            InputError: the size or the count is not valid.
+        """
+        count = check_count("count", count, "slots")
+        height, width = default_size(height, width, self.config)
+        warn_of_other_size(height, width, self.config)
+        return Slots(self, Shape(count, *check_size(height, width, self.config)))
 
     def resume(self, path: str | Path, noise: NoiseFn | None = None) -> VideoStream:
         """Continues a stream that `VideoStream.save` wrote, bit for bit.
@@ -337,21 +350,42 @@ class RollingForcingPipeline:
 
     def text_kv(self, prompts: list[str], shape: Shape) -> TextKV:
         """Cross-attention keys and values of as many prompts as the shape's batch."""
-        text_len, run = self.config.dit.text_len, self.engine.executables(shape)
-        tokens = self.tokenizer(prompts, text_len)
+        self.engine.executables(shape)  # compiles the text encoder side by side with the rest
+        return self.engine.text_kv(self.text_features(prompts), shape)
+
+    def text_features(self, prompts: list[str]) -> Float[np.ndarray, "B S text_dim"]:
+        """What the text encoder says of each prompt, on the host."""
+        tokens = self.tokenizer(prompts, self.config.dit.text_len)
         for text, dropped in zip(prompts, tokens.dropped, strict=True):
             if dropped:
                 logger.warning(
                     "the prompt is longer than %d tokens: its last %d are ignored (%s...)",
-                    text_len, dropped, text[:40],
+                    self.config.dit.text_len, dropped, text[:40],
                 )  # fmt: skip
         if unknown := dict.fromkeys(word for words in tokens.unknown for word in words):
             logger.warning("%s", self._answer_to_words(unknown))
-        contexts = [
-            np.asarray(run.encode_text(self.engine.params["text"], tokens.ids[i : i + 1], tokens.lengths[i : i + 1]))
-            for i in range(len(prompts))
-        ]
-        return self.engine.text_kv(np.concatenate(contexts), shape)
+        encoded = [self.engine.encode_text(*tokens) for tokens in zip(tokens.ids, tokens.lengths, strict=True)]
+        return np.stack(encoded)
+
+    def course(
+        self,
+        shape: Shape,
+        length: Length,
+        seed: int | Sequence[int] | None,
+        image: Any,
+        video: Any,
+        noise: NoiseFn | None,
+    ) -> Course:
+        """What the streams of a batch are to do, of arguments as `stream` takes them.
+
+        Raises:
+            InputError: an argument is not valid.
+        """
+        noises, seeds = self._noises(noise, seed, shape)
+        height, width = (self.config.vae.spatial_stride * side for side in shape[1:])
+        frames = given_frames(image, video, height, width, self.config)
+        roll = self._roll(length, 0 if frames is None else self.config.whole_blocks(len(frames)))
+        return Course(roll, noises, seeds, self._given(frames, shape))
 
     def _answer_to_words(self, unknown: Iterable[str]) -> str:
         """The line about words of a prompt that the model does not know."""

@@ -37,6 +37,15 @@ class StreamState(NamedTuple):
     given: np.ndarray  # float32 [B, k, f, C, H, W]: latents of the conditioned blocks
 
 
+class Course(NamedTuple):
+    """What the streams of a batch are to do, but for their prompts."""
+
+    roll: Roll
+    noises: list[NoiseFn]
+    seeds: list[int] | None  # None with a noise function
+    given: Float[np.ndarray, "B k f C h w"]  # latents of the conditioned blocks
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChunkTimings:
     """Seconds of wall time spent on one chunk."""
@@ -69,10 +78,11 @@ class Chunk:
         prompt: str | list[str],
         timings: ChunkTimings,
         n_frames: int,
+        row: int = 0,
     ):
         self.index, self.first_frame, self.latents = index, first_frame, latents
         self.prompt, self.timings, self.n_frames = prompt, timings, n_frames
-        self._pixels = pixels
+        self._pixels, self._row = pixels, row
 
     def __repr__(self) -> str:
         last = self.first_frame + self.n_frames - 1
@@ -92,7 +102,7 @@ class Chunk:
         if self._pixels is None:
             raise InputError("this stream gives latents only; open it with decode=True for frames")
         frames = np.asarray(getattr(self._pixels, form))[:, : self.n_frames]
-        return frames[0] if isinstance(self.prompt, str) else frames
+        return frames[self._row] if isinstance(self.prompt, str) else frames
 
 
 class VideoStream:
@@ -260,16 +270,10 @@ class VideoStream:
 
     def _step(self, state: StreamState, step: int) -> None:
         config, roll = self._engine.config, self._roll
-        window = config.rolling.window_blocks
         plan = plan_step(step, roll, config.rolling, config.dit.head_dim, config.dit.rope_theta)
-        block = config.rolling.block_frames, config.dit.in_dim, *self._shape[1:]
-        draws = np.zeros((self._shape.batch, window, *block), np.float32)
-        if roll.takes_given(step):
-            draws[:, 0] = state.given[:, step - 1]
-        for place in range(window):
-            block = step - window + 1 + place
-            if block >= roll.first and (roll.last is None or block <= roll.last):
-                draws[:, place] = [draw(block, window - 1 - place) for draw in self._noises]
+        draws = self._engine.no_draws(self._shape)
+        for row, noise in enumerate(self._noises):
+            draw_window(draws[row], step, roll, noise, state.given[row])
         self._state = None  # the step takes the caches over: interrupted, it leaves no stream behind
         plan = StepPlan.of_rows([plan] * self._shape.batch)
         rolling = self._engine.step(self._shape, state.rolling, state.text_kv, plan, draws)
@@ -288,6 +292,23 @@ class VideoStream:
 
     def _limit(self, frames: int) -> int:
         return frames if self.total_frames is None else min(frames, self.total_frames)
+
+
+def draw_window(
+    draws: Float[np.ndarray, "W f C h w"],
+    step: int,
+    roll: Roll,
+    noise: NoiseFn,
+    given: Float[np.ndarray, "k f C h w"],
+) -> None:
+    """Fills in what one stream's step takes in: the noise of each place, or at the front a given block."""
+    window = len(draws)
+    if roll.takes_given(step):
+        draws[0] = given[step - 1]
+    for place in range(window):
+        block = step - window + 1 + place
+        if block >= roll.first and (roll.last is None or block <= roll.last):
+            draws[place] = noise(block, window - 1 - place)
 
 
 BlockCallback = Callable[["RollingForcingPipeline", int, Chunk], None]
