@@ -6,7 +6,7 @@ OLD_VENV ?= .venv-oldest
 OUT ?= outputs/demo.mp4
 PROMPT ?= a red circle moving right on a blue background
 THEN ?= a red circle moving down fast on a blue background
-CORE_TESTS = tests/nki_ops tests/dit tests/rolling tests/text tests/vae tests/weights/test_convert.py tests/test_pipeline.py tests/test_device_rules.py tests/test_lint_cli.py
+CORE_TESTS = tests/nki_ops tests/parallel tests/dit tests/rolling tests/text tests/vae tests/weights/test_convert.py tests/test_pipeline.py tests/test_device_rules.py tests/test_lint_cli.py
 
 .PHONY: demo test lint test-oldest clean
 
