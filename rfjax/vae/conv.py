@@ -17,14 +17,20 @@ Pad = tuple[int, int]
 WidthAxis = str | tuple[str, ...] | None
 
 
-def _halo(x: Float[Array, "N H W C"], pad: Pad, axis: str | tuple[str, ...]) -> Float[Array, "N H W2 C"]:
+def _halo(x: Float[Array, "*b W C"], pad: Pad, axis: str | tuple[str, ...]) -> Float[Array, "*b W2 C"]:
     """Adds pad[0] columns of the left neighbour and pad[1] of the right one; zeros at the ends of the image."""
-    shards, shard = lax.axis_size(axis), lax.axis_index(axis)
+    shards, shard, width = lax.axis_size(axis), lax.axis_index(axis), x.shape[-2]
     # A whole ring: some backends refuse a permutation in which a shard sends or receives nothing.
-    left = lax.ppermute(x[:, :, x.shape[2] - pad[0] :], axis, [(i, (i + 1) % shards) for i in range(shards)])
-    right = lax.ppermute(x[:, :, : pad[1]], axis, [((i + 1) % shards, i) for i in range(shards)])
+    right_edge, left_edge = x[..., width - pad[0] :, :], x[..., : pad[1], :]
+    left = lax.ppermute(right_edge, axis, [(i, (i + 1) % shards) for i in range(shards)])
+    right = lax.ppermute(left_edge, axis, [((i + 1) % shards, i) for i in range(shards)])
     ends = jnp.where(shard == 0, 0, left), x, jnp.where(shard == shards - 1, 0, right)
-    return jnp.concatenate(ends, axis=2)
+    return jnp.concatenate(ends, axis=-2)
+
+
+def _beyond_edges(x: Float[Array, "*b W C"], pad: Pad, width_axis: WidthAxis) -> tuple[Float[Array, "*b W2 C"], Pad]:
+    """x with the columns beyond its edges if they are on other shards, and the zero padding that is left to do."""
+    return (x, pad) if width_axis is None or pad == (0, 0) else (_halo(x, pad, width_axis), (0, 0))
 
 
 def conv2d(
@@ -36,8 +42,7 @@ def conv2d(
 ) -> Float[Array, "N h w O"]:
     """Convolution of images with zero padding ((top, bottom), (left, right))."""
     rows, columns = padding
-    if width_axis is not None and columns != (0, 0):
-        x, columns = _halo(x, columns, width_axis), (0, 0)
+    x, columns = _beyond_edges(x, columns, width_axis)
     return lax.conv_general_dilated(
         x, kernel, (stride, stride), (rows, columns), dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -58,23 +63,28 @@ def conv3d(
     a CPU, where arithmetic is what costs, a short algorithm over time (half the multiplications); else taps as input
     channels, one large product that accumulates in the matmul unit.
     """
+    side = kernel.shape[2] // 2
+    x, columns = _beyond_edges(x, (side, side), width_axis)
+    return _conv3d(x, kernel, columns)
+
+
+def _conv3d(x: Float[Array, "B T2 H W2 I"], kernel: Array, columns: Pad) -> Float[Array, "B T H W O"]:
     frames = x.shape[1] - 2
     if kernel.shape[-1] <= _FEW_CHANNELS:
-        return _taps_as_outputs(x, kernel, width_axis)
+        return _taps_as_outputs(x, kernel, columns)
     work = frames * math.prod(x.shape[2:4]) * x.shape[0] * kernel.size
     if frames == 1 or work < _MUCH_WORK or x.dtype != jnp.float32 or jax.default_backend() != "cpu":
-        return _taps_as_inputs([x[:, t : t + frames] for t in range(3)], kernel, width_axis)
+        return _direct(x, kernel, columns)
     tile = next((m for m in (4, 3, 2) if frames % m == 0), None)
     if tile is not None:
-        return _short(x, kernel, tile, width_axis)
-    parts = [conv3d(part, kernel, width_axis) for part in (x[:, :3], x[:, 1:])]
-    return jnp.concatenate(parts, axis=1)
+        return _short(x, kernel, tile, columns)
+    return jnp.concatenate([_conv3d(part, kernel, columns) for part in (x[:, :3], x[:, 1:])], axis=1)
 
 
-def halve_time(x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"]) -> Float[Array, "B T H W O"]:
-    """`conv3d` at every second frame: T2 = 2 T + 1."""
+def halve_time(x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 1 1 I O"]) -> Float[Array, "B T H W O"]:
+    """`conv3d` at every second frame, without extent in space: T2 = 2 T + 1."""
     last = x.shape[1] - 2
-    return _taps_as_inputs([_every(2, x, t, t + last) for t in range(3)], kernel)
+    return _taps_as_inputs([_every(2, x, t, t + last) for t in range(3)], kernel, (0, 0))
 
 
 def _every(step: int, x: Float[Array, "B T2 H W I"], start: int, stop: int) -> Float[Array, "B T H W I"]:
@@ -83,28 +93,33 @@ def _every(step: int, x: Float[Array, "B T2 H W I"], start: int, stop: int) -> F
 
 
 def _conv_frames(
-    x: Float[Array, "B T H W I"], kernel: Float[Array, "kh kw I O"], width_axis: WidthAxis
+    x: Float[Array, "B T H W2 I"], kernel: Float[Array, "kh kw I O"], columns: Pad
 ) -> Float[Array, "B T H W O"]:
-    """Convolution of each frame, to the same size."""
-    kh, kw = kernel.shape[:2]
-    padding = ((kh // 2, kh // 2), (kw // 2, kw // 2))
-    y = conv2d(x.reshape(-1, *x.shape[2:]), kernel, padding, width_axis=width_axis)
+    """Convolution of each frame, to the same height; `columns` is the zero padding of the width."""
+    rows = (kernel.shape[0] // 2,) * 2
+    y = conv2d(x.reshape(-1, *x.shape[2:]), kernel, (rows, columns))
     return y.reshape(*x.shape[:2], *y.shape[1:])
 
 
 def _taps_as_inputs(
-    frames: list[Float[Array, "B T H W I"]], kernel: Float[Array, "3 kh kw I O"], width_axis: WidthAxis = None
+    frames: list[Float[Array, "B T H W2 I"]], kernel: Float[Array, "3 kh kw I O"], columns: Pad
 ) -> Float[Array, "B T H W O"]:
     """The three frames that an output frame sees stand side by side as channels."""
-    return _conv_frames(jnp.concatenate(frames, axis=-1), jnp.concatenate(list(kernel), axis=-2), width_axis)
+    return _conv_frames(jnp.concatenate(frames, axis=-1), jnp.concatenate(list(kernel), axis=-2), columns)
+
+
+def _direct(
+    x: Float[Array, "B T2 H W2 I"], kernel: Float[Array, "3 kh kw I O"], columns: Pad
+) -> Float[Array, "B T H W O"]:
+    return _taps_as_inputs([x[:, t : t + x.shape[1] - 2] for t in range(3)], kernel, columns)
 
 
 def _taps_as_outputs(
-    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], width_axis: WidthAxis
+    x: Float[Array, "B T2 H W2 I"], kernel: Float[Array, "3 kh kw I O"], columns: Pad
 ) -> Float[Array, "B T H W O"]:
     """What each frame contributes to the three output frames that see it stands side by side as channels."""
     frames, channels = x.shape[1] - 2, kernel.shape[-1]
-    y = _conv_frames(x, jnp.concatenate(list(kernel), axis=-1), width_axis)
+    y = _conv_frames(x, jnp.concatenate(list(kernel), axis=-1), columns)
     return sum(y[:, t : t + frames, ..., t * channels : (t + 1) * channels] for t in range(3))  # type: ignore
 
 
@@ -135,7 +150,7 @@ def _combine(weights: np.ndarray, arrays: list[Array]) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _short(
-    x: Float[Array, "B T2 H W I"], kernel: Float[Array, "3 kh kw I O"], tile: int, width_axis: WidthAxis
+    x: Float[Array, "B T2 H W2 I"], kernel: Float[Array, "3 kh kw I O"], tile: int, columns: Pad
 ) -> Float[Array, "B T H W O"]:
     """Every `tile` output frames from tile + 2 convolutions of single frames, rather than 3 tile.
 
@@ -145,22 +160,22 @@ def _short(
     last = x.shape[1] - 2 - tile
     frames = [_every(tile, x, i, i + last + 1) for i in range(tile + 2)]
     products = [
-        _conv_frames(_combine(b_row, frames), _combine(g_row, list(kernel)), width_axis)
+        _conv_frames(_combine(b_row, frames), _combine(g_row, list(kernel)), columns)
         for g_row, b_row in zip(g, b, strict=True)
     ]
     y = jnp.stack([_combine(a_row, products) for a_row in a], axis=2)
     return y.reshape(x.shape[0], -1, *y.shape[3:])
 
 
-def _short_forward(x: Array, kernel: Array, tile: int, width_axis: WidthAxis) -> tuple[Array, tuple[Array, Array]]:
-    return _short(x, kernel, tile, width_axis), (x, kernel)
+def _short_forward(x: Array, kernel: Array, tile: int, columns: Pad) -> tuple[Array, tuple[Array, Array]]:
+    return _short(x, kernel, tile, columns), (x, kernel)
 
 
-def _short_backward(tile: int, width_axis: WidthAxis, inputs: tuple[Array, Array], g: Array) -> tuple[Array, ...]:
+def _short_backward(tile: int, columns: Pad, inputs: tuple[Array, Array], g: Array) -> tuple[Array, ...]:
     """Gradients of the direct form: backwards, the sums of the short one cost more than they save."""
 
     def direct(x: Array, kernel: Array) -> Array:
-        return _taps_as_inputs([x[:, t : t + x.shape[1] - 2] for t in range(3)], kernel, width_axis)
+        return _direct(x, kernel, columns)
 
     return jax.vjp(direct, *inputs)[1](g)
 
@@ -181,13 +196,15 @@ def upsample_conv(
         a, b, c = (lax.slice_in_dim(k, i, i + 1, axis=axis) for i in range(3))
         return jnp.concatenate([a, b + c], axis), jnp.concatenate([a + b, c], axis)
 
+    n, height, width, _ = x.shape
+    x, columns = _beyond_edges(x, (1, 1), width_axis)
     k32 = kernel.astype(jnp.float32)
     rows = []
     for dy, k_rows in enumerate(fold(k32, 0)):
-        row = [
-            conv2d(x, k.astype(kernel.dtype), ((1 - dy, dy), (1 - dx, dx)), width_axis=width_axis)
-            for dx, k in enumerate(fold(k_rows, 1))
-        ]
+        row = []
+        for dx, k in enumerate(fold(k_rows, 1)):
+            # A phase sees one column beyond one edge: the one padded there, or the one that came from a neighbour.
+            near, pad = (x, (1 - dx, dx)) if columns == (1, 1) else (x[:, :, dx : dx + width + 1], (0, 0))
+            row.append(conv2d(near, k.astype(kernel.dtype), ((1 - dy, dy), pad)))
         rows.append(jnp.stack(row, axis=3))  # N H W 2 O
-    n, height, width, _ = x.shape
     return jnp.stack(rows, axis=2).reshape(n, 2 * height, 2 * width, -1)

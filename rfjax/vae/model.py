@@ -4,6 +4,7 @@ Features: decoding in chunks of any length, equal to decoding at once; explicit 
 Left out on purpose: sampling from the posterior (the mean is what the diffusion model was trained on), tiling.
 """
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,9 @@ from rfjax.layers import precision
 from rfjax.vae.conv import WidthAxis
 from rfjax.vae.layers import CausalConv, Downsample, Middle, Norm, Stage, State, Upsample, Video, pointwise, run
 from rfjax.vae.plan import decoder_stages, encoder_stages
+
+# Of a layer at full resolution, in what is decoded at once. Some six such layers are alive at the same time.
+_MAX_VALUES = 2**25
 
 
 class Head(nnx.Module):
@@ -120,8 +124,30 @@ class VAE(nnx.Module):
         """
         mean, std = _statistics(self.config)
         x = rearrange(latents, "b f c h w -> b f h w c").astype(jnp.float32) * std + mean
-        x, state = self.decoder(x.astype(self.dtype), None if first else state, width_axis)
+        x, state = self._decode(x.astype(self.dtype), None if first else state, width_axis)
         return jnp.clip(x.astype(jnp.float32), -1, 1), state
+
+    def _decode(self, x: Video, state: State, width_axis: WidthAxis) -> tuple[Video, State]:
+        """The decoder over as many latent frames at once as memory has room for, and so on in a scan."""
+        config, frames = self.config, x.shape[1]
+        latents = math.prod(x[:, 0, ..., 0].shape)
+        values = latents * config.temporal_stride * config.spatial_stride**2 * config.dim
+        room = max(1, _MAX_VALUES // values)
+        if frames <= room:
+            return self.decoder(x, state, width_axis)
+        if state is None:
+            first, state = self.decoder(x[:, :1], None, width_axis)
+            later, state = self._decode(x[:, 1:], state, width_axis)
+            return jnp.concatenate([first, later], axis=1), state
+        at_once = max(n for n in range(1, frames + 1) if frames % n == 0 and n <= room)
+
+        def decode_piece(state: State, piece: Video) -> tuple[State, Video]:
+            pixels, state = self.decoder(piece, state, width_axis)
+            return state, pixels
+
+        pieces = rearrange(x, "b (k f) h w c -> k b f h w c", f=at_once)
+        state, pixels = jax.lax.scan(decode_piece, state, pieces)
+        return rearrange(pixels, "k b t h w c -> b (k t) h w c"), state
 
     def encode(self, pixels: Float[Array, "B T H W 3"], *, width_axis: WidthAxis = None) -> Float[Array, "B F C h w"]:
         """Normalised latents of a video: the posterior's mean (Wan2.1).

@@ -169,6 +169,18 @@ def test_chunk_plans_are_equal_where_the_form_of_convolutions_depends_on_the_chu
     assert_close(np.concatenate(codec.stream(latents, [1, 2]), axis=1), codec.once(latents))
 
 
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_what_is_too_large_for_memory_is_decoded_in_pieces(small, latents, room, monkeypatch):
+    """First chunks of 1 + 4 frames, then chunks of 4."""
+    whole, frame = np.concatenate(small.stream(latents, [5, 4]), axis=1), 2 * SMALL.temporal_stride * SMALL.dim
+    frame *= np.prod(latents.shape[3:]) * SMALL.spatial_stride**2
+    monkeypatch.setattr("rfjax.vae.model._MAX_VALUES", room * int(frame))
+    codec = Codec(nnx.merge(small.graph, small.params))
+    assert_close(np.concatenate(codec.stream(latents, [5, 4]), axis=1), whole)
+    text = codec.decode.lower(codec.params, latents[:, 5:], codec.fresh(latents), first=False).as_text()
+    assert f"stablehlo.constant dense<{4 // (2 if room == 3 else room)}>" in text and "stablehlo.while" in text
+
+
 def test_later_latents_do_not_change_earlier_pixels(small, latents):
     short, long = small.once(latents[:, :5]), small.once(latents)
     assert_close(long[:, : short.shape[1]], short)
@@ -276,7 +288,8 @@ def test_flops_are_those_of_the_traced_network(monkeypatch, first):
 def _flops(eqn):
     inner = [value.jaxpr for value in eqn.params.values() if hasattr(value, "jaxpr")]
     if inner:
-        return sum(_flops(e) for jaxpr in inner for e in jaxpr.eqns)
+        times = eqn.params.get("length", 1)  # of a scan
+        return times * sum(_flops(e) for jaxpr in inner for e in jaxpr.eqns)
     out = eqn.outvars[0].aval
     if eqn.primitive.name == "conv_general_dilated":
         return 2 * out.size * int(np.prod(eqn.invars[1].aval.shape[:-1]))
