@@ -81,6 +81,7 @@ def update_cache(
     return write(k_pool, k.astype(k_pool.dtype), slot, 0), write(v_pool, v.astype(v_pool.dtype), slot, 0)
 
 
+@jax.named_scope("attention")
 def attention(
     q: Float[Array, "B T N D"],
     pools: Sequence[tuple[Float[Array, "_ B N S D"], Float[Array, "_ B N S D"]]],

@@ -26,8 +26,6 @@ from rfjax.rolling.plan import Roll, StepPlan, plan_step
 from rfjax.rolling.step import RollingState, WindowAttention, init_state, rolling_step, rotary_of, token_grid
 from rfjax.vae.model import to_uint8
 
-ROLLING = RollingState(mesh.TOKENS, mesh.CACHE, mesh.CACHE)  # pyright: ignore[reportArgumentType]
-
 
 class Shape(NamedTuple):
     """What a set of executables is compiled for; latent height and width are pixels / 8."""
@@ -82,6 +80,7 @@ class Engine:
     ):
         self.config, self.graphs, self.params = config, graphs, params
         self.layout = layout or Layout()
+        self._rolling: Any = RollingState(mesh.TOKENS, self.layout.cache, self.layout.cache)  # pyright: ignore
         self.dtype = jnp.dtype(dtype)
         self.compilations = 0
         self._decoder_states: dict[Shape, Any] = {}
@@ -103,7 +102,7 @@ class Engine:
 
     def init_state(self, shape: Shape) -> RollingState:
         """The state of a stream before its first step, all zeros."""
-        return self.layout.place(init_state(self.config, *shape, dtype=self.dtype), ROLLING)
+        return self.layout.place(init_state(self.config, *shape, dtype=self.dtype), self._rolling)
 
     def decoder_state_shape(self, shape: Shape) -> Any:
         """Abstract state of a decoder that has decoded something; before, it is None."""
@@ -125,7 +124,7 @@ class Engine:
 
     def place_stream(self, rolling: RollingState, text_kv: TextKV, decoder: Any) -> tuple[RollingState, TextKV, Any]:
         """What a stream holds, from the host to where it belongs."""
-        return self.layout.place((rolling, text_kv, decoder), (ROLLING, mesh.TEXT_KV, mesh.PIXELS))
+        return self.layout.place((rolling, text_kv, decoder), (self._rolling, mesh.TEXT_KV, mesh.PIXELS))
 
     def text_kv_shape(self, shape: Shape) -> TextKV:
         """Abstract cross-attention keys and values of a shape."""
@@ -253,7 +252,8 @@ class Engine:
             dit, rotary = self._module("dit", params), rotary_of(config, plan, grid)
             if cut:
                 rotary = jax.tree.map(lambda x: own_part(x, axis=2), rotary)
-            attention = MeshAttention if cut else WindowAttention
+            across = partial(MeshAttention, cuts_cached_tokens=self.layout.cuts_cached_tokens)
+            attention = across if cut else WindowAttention
             return rolling_step(config, dit, state, kv, plan, noise, rotary, attention)
 
         params = self.params["dit"]
@@ -266,8 +266,8 @@ class Engine:
             "step": self._trace(
                 step,
                 (params, state, self.text_kv_shape(shape), plan, state.x0),
-                (mesh.WHOLE, ROLLING, kv, mesh.ROWS, mesh.TOKENS),
-                ROLLING,
+                (mesh.WHOLE, self._rolling, kv, mesh.ROWS, mesh.TOKENS),
+                self._rolling,
                 donate=(1,),
             ),
         }

@@ -88,6 +88,7 @@ class RollingForcingPipeline:
         *,
         text_dtype: str | None = None,
         vae_encode_dtype: str = "float32",
+        cache_cut: str = "both",
     ) -> "RollingForcingPipeline":
         """Loads a checkpoint.
 
@@ -100,6 +101,8 @@ class RollingForcingPipeline:
                 everything else. None is the default device.
             text_dtype: of the text encoder; None is `dtype`.
             vae_encode_dtype: of the VAE encoder. bfloat16 here is known to harm what is conditioned on it.
+            cache_cut: "both": the devices of a mesh share the cache along "head" and "seq". "head": each device along
+                "seq" has a copy, and a step gathers less.
 
         Raises:
             InputError: the checkpoint is missing, broken or of another kind, a dtype is unknown, or the model's heads
@@ -114,7 +117,7 @@ class RollingForcingPipeline:
         for name in (dtype, text_dtype, vae_encode_dtype):
             if name not in DTYPES:
                 raise InputError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
-        layout = Layout(mesh)
+        layout = Layout(mesh, cache_cut)
         layout.check_model(load_config(path))
         config, graphs, params = load_parts(
             path,

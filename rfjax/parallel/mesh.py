@@ -21,10 +21,11 @@ from rfjax.errors import InputError
 AXES = ("data", "seq", "head")
 SHARE = ("seq", "head")
 
+CACHE_CUTS = ("both", "head")
+
 WHOLE = P()
 ROWS = P("data")  # [R, ...]
 TOKENS = P("data", None, SHARE)  # [B, blocks, T, Z]
-CACHE = P(None, "data", "head")  # [P, B, N, T, D]
 TEXT_ROWS = P("data", SHARE)  # [B, S, text_dim]
 TEXT_KV = P(None, "data")  # [L, B, N, S, D]
 LATENTS = P("data", None, None, None, SHARE)  # [B, F, C, h, w]
@@ -64,13 +65,18 @@ class Layout:
 
     Args:
         mesh: from `make_mesh`, or any with axes among "data", "head" and "seq"; None is the default device.
+        cache_cut: "both": the cache is cut over "head" by heads and over "seq" by tokens. "head": only by heads, which
+            holds it seq times, and spares the gathering of a layer's cache in every step.
 
     Raises:
-        InputError: the mesh has other axes.
+        InputError: the mesh has other axes, or there is no such cut.
     """
 
-    def __init__(self, mesh: Mesh | None = None):
+    def __init__(self, mesh: Mesh | None = None, cache_cut: str = "both"):
         self.mesh = None if mesh is None else _with_all_axes(mesh)
+        if cache_cut not in CACHE_CUTS:
+            raise InputError(f"cache_cut {cache_cut!r} is not one of {', '.join(CACHE_CUTS)}")
+        self._cache_cut = cache_cut
 
     @property
     def shares(self) -> int:
@@ -81,6 +87,16 @@ class Layout:
     def groups(self) -> int:
         """Into how many parts a batch is cut."""
         return 1 if self.mesh is None else self.mesh.shape["data"]
+
+    @property
+    def cuts_cached_tokens(self) -> bool:
+        """Whether the devices along "seq" hold different tokens of the cache."""
+        return self.mesh is not None and self.mesh.shape["seq"] > 1 and self._cache_cut == "both"
+
+    @property
+    def cache(self) -> P:
+        """Where the cache lies: [P, B, N, T, D]."""
+        return P(None, "data", "head", "seq" if self.cuts_cached_tokens else None)
 
     @property
     def width_axis(self) -> tuple[str, ...] | None:

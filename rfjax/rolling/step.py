@@ -137,9 +137,14 @@ class WindowAttention(NamedTuple):
         for row, (keys, values) in enumerate(blocks):
             slot = self.in_pool(self.plan.row(row).write_slot, layer, row)
             pool = nki_ops.update_cache(pool, (keys[0], values[0]), slot)
-        out = [self.attend_row(self.queries(q, row), blocks[row], pool, layer, row) for row in rows]
+        read, blocks, layer = self.readable(pool, blocks, layer)
+        out = [self.attend_row(self.queries(q, row), blocks[row], read, layer, row) for row in rows]
         k_pool, v_pool = (rearrange(x, "(p r) b n t d -> p (r b) n t d", r=len(rows)) for x in pool)
         return jnp.concatenate(out), (k_pool, v_pool)
+
+    def readable(self, pool: KV, blocks: list[KV], layer: Array) -> tuple[KV, list[KV], Array]:
+        """The pool and the step's own blocks as attention reads them, and which of the pool's layers to read."""
+        return pool, blocks, layer
 
     def attend_row(self, queries: Float[Array, "G b T N D"], blocks: KV, pool: KV, layer: Array, row: int) -> Array:
         """Attention of the streams that share a row of the plan: [b, (G T), N, D]."""

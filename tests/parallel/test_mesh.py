@@ -22,11 +22,11 @@ def on_mesh(tiny_checkpoint):
     """`on_mesh(data, head, seq)`: the tiny release on such a mesh, made once."""
     made = {}
 
-    def pipeline(data=1, head=1, seq=1):
-        key = data, head, seq
+    def pipeline(data=1, head=1, seq=1, **options):
+        key = data, head, seq, *options.values()
         if key not in made:
             mesh = make_mesh(data=data, head=head, seq=seq)
-            made[key] = RollingForcingPipeline.from_pretrained(tiny_checkpoint, dtype="float32", mesh=mesh)
+            made[key] = RollingForcingPipeline.from_pretrained(tiny_checkpoint, "float32", mesh, **options)
         return made[key]
 
     return pipeline
@@ -89,10 +89,15 @@ def test_a_stream_moves_from_mesh_to_mesh(pipe, on_mesh, alone, tmp_path):
     np.testing.assert_allclose(latents, alone["text"][0], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("mesh", [(1, 4, 2), (2, 2, 2)])
-def test_no_device_holds_or_gathers_what_is_cut(on_mesh, mesh):
+def test_a_cache_that_is_cut_by_heads_only_makes_the_same_video(on_mesh, alone):
+    for ours, theirs in zip(video(on_mesh(head=2, seq=4, cache_cut="head")), alone["text"], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("mesh", "cache_cut"), [((1, 4, 2), "both"), ((2, 2, 2), "both"), ((1, 4, 2), "head")])
+def test_no_device_holds_or_gathers_what_is_cut(on_mesh, mesh, cache_cut):
     """No array of a compiled program is as large as the whole cache, window or stack of any weights' gather."""
-    pipeline = on_mesh(*mesh)
+    pipeline = on_mesh(*mesh, cache_cut=cache_cut)
     shape = Shape(2, 8, 16)
     state = pipeline.engine.init_state(shape)
     whole = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
@@ -101,12 +106,13 @@ def test_no_device_holds_or_gathers_what_is_cut(on_mesh, mesh):
     for name, array in whole.items():
         assert array.shape not in held, name
         local = array.sharding.shard_shape(array.shape)
-        assert local in held and np.prod(local) * (8 if name == ".x0" else mesh[0] * mesh[1]) == array.size
-    # What is gathered: the keys and values of a step, never weights, caches or windows.
+        assert local in held and np.prod(local) * (8 if name == ".x0" or cache_cut == "both" else 4) == array.size
+    # What is gathered: the keys and values of a step, and one layer of the cache; never weights, caches or windows.
     block_tokens, config = 96, pipeline.config
-    rows, groups = shape.batch // mesh[0], config.rolling.window_blocks + 1
-    heads = config.dit.num_heads // mesh[1]
-    largest = 2 * rows * groups * block_tokens * heads * config.dit.head_dim
+    rows, heads = shape.batch // mesh[0], config.dit.num_heads // mesh[1]
+    blocks = config.rolling.cache_slots if cache_cut == "both" else 2 * (config.rolling.window_blocks + 1)
+    largest = rows * blocks * block_tokens * heads * config.dit.head_dim
+    assert largest < state.k_cache.size / mesh[0] / mesh[1]
     for dims in re.findall(r"f32\[([\d,]+)\]\S* all-gather\(", text):
         assert np.prod([int(d) for d in dims.split(",")]) <= largest
 
@@ -143,6 +149,11 @@ def test_heads_that_do_not_divide_are_refused_before_weights_load(tiny_checkpoin
     monkeypatch.setattr("rfjax.weights.parts.load_parts", lambda *_, **__: pytest.fail("weights were loaded"))
     with pytest.raises(InputError, match="12 heads do not divide by head=8; head can be 1, 2, 3, 4, 6, 12"):
         RollingForcingPipeline.from_pretrained(tiny_checkpoint, mesh=make_mesh(head=8))
+
+
+def test_an_unknown_cut_of_the_cache_is_refused(tiny_checkpoint):
+    with pytest.raises(InputError, match="cache_cut 'seq' is not one of both, head"):
+        RollingForcingPipeline.from_pretrained(tiny_checkpoint, mesh=make_mesh(head=4, seq=2), cache_cut="seq")
 
 
 def test_another_axis_is_refused(tiny_checkpoint):
