@@ -178,9 +178,15 @@ class Engine:
         programs = self._trace_text() | self._trace_rolling(shape) | self._trace_decode(shape)
         return programs | {"encode_video": self._trace_encode(pixels)}
 
-    def lower(self, shape: Shape, platform: str) -> dict[str, jax.stages.Lowered]:
-        """`trace`, as the compiler of a platform, such as "neuron", gets it."""
-        return {name: self._lower(traced, (platform,)) for name, traced in self.trace(shape).items()}
+    def lower(self, shape: Shape, platform: str | None = None) -> dict[str, jax.stages.Lowered]:
+        """`trace`, as the compiler of a platform, such as "neuron", gets it; None is that of the devices."""
+        platforms = None if platform is None else (platform,)
+        return {name: self._lower(traced, platforms) for name, traced in self.trace(shape).items()}
+
+    def abstract_stream(self, shape: Shape, decoder: Any) -> tuple[RollingState, TextKV, Any]:
+        """Shapes and places of what `place_stream` takes, the decoder's state given."""
+        arrays = init_state(self.config, *shape, dtype=self.dtype), self.text_kv_shape(shape), decoder
+        return self.layout.abstract(arrays, (self._rolling, mesh.TEXT_KV, mesh.PIXELS))
 
     def encode_video(self, pixels: Float[np.ndarray, "1 T H W 3"]) -> Float[np.ndarray, "1 F C H W"]:
         """Normalised latents of pixels in -1 .. 1; compiled once for each shape of `pixels`."""

@@ -6,14 +6,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rfjax.cli import bench, convert, generate, info, lint, stream, train
+from rfjax.cli import bench, convert, generate, info, lint, plan, stream, train
 from rfjax.cli.interrupts import Interrupts
 from rfjax.cli.options import Parser, hyphenated, refuse_extras
 from rfjax.errors import InputError
 
 _COMMANDS = {
     "generate": generate, "stream": stream, "convert": convert, "train": train, "info": info, "bench": bench,
-    "lint": lint,
+    "lint": lint, "plan": plan,
 }  # fmt: skip
 BAD_INPUT, SIGNALLED = 2, 128
 

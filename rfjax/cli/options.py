@@ -21,6 +21,8 @@ _ONE_PROCESS = "one process drives all devices; leave it out"
 
 DEFAULT_CHECKPOINT = "shapes-tiny"
 
+_DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16"}  # short names
+
 # Options of the release and of its relatives that have another name here, or none.
 _ANSWERS = {
     "--use-ema": _WHEN_CONVERTING,
@@ -186,7 +188,14 @@ def add_model(parser: argparse.ArgumentParser, default_dtype: str = "bfloat16, o
         help="a checkpoint made by `rfjax convert`, or the name of one that comes with rfjax; "
         f"default: {DEFAULT_CHECKPOINT}, a small trained model of moving shapes",
     )  # fmt: skip
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help=f"of the model; default: {default_dtype}")
+    add_dtype(parser, default_dtype)
+
+
+def add_dtype(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--dtype", type=lambda name: _DTYPES.get(name, name), choices=("float32", "bfloat16"),
+        help=f"of the model; default: {default}",
+    )  # fmt: skip
 
 
 def mesh_size(text: str) -> tuple[int, int]:

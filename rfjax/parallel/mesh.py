@@ -79,9 +79,19 @@ class Layout:
         self._cache_cut = cache_cut
 
     @property
+    def head_parts(self) -> int:
+        """Into how many parts the heads are cut."""
+        return 1 if self.mesh is None else self.mesh.shape["head"]
+
+    @property
+    def seq_parts(self) -> int:
+        """Into how many parts the queries of a part of the heads are cut."""
+        return 1 if self.mesh is None else self.mesh.shape["seq"]
+
+    @property
     def shares(self) -> int:
         """Into how many parts a stream is cut."""
-        return 1 if self.mesh is None else self.mesh.shape["seq"] * self.mesh.shape["head"]
+        return self.seq_parts * self.head_parts
 
     @property
     def groups(self) -> int:
@@ -91,7 +101,7 @@ class Layout:
     @property
     def cuts_cached_tokens(self) -> bool:
         """Whether the devices along "seq" hold different tokens of the cache."""
-        return self.mesh is not None and self.mesh.shape["seq"] > 1 and self._cache_cut == "both"
+        return self.seq_parts > 1 and self._cache_cut == "both"
 
     @property
     def cache(self) -> P:
@@ -130,12 +140,11 @@ class Layout:
             InputError: the heads do not divide.
         """
         heads = config.dit.num_heads
-        parts = 1 if self.mesh is None else self.mesh.shape["head"]
-        if heads % parts:
+        if heads % self.head_parts:
             valid = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
             raise InputError(
-                f"the model's {heads} heads do not divide by head={parts}; head can be {valid}, and more devices can "
-                "share the queries (seq) or streams (data)"
+                f"the model's {heads} heads do not divide by head={self.head_parts}; head can be {valid}, and more "
+                "devices can share the queries (seq) or streams (data)"
             )
 
     def check_cut(self, config: ModelConfig, batch: int, latent_height: int, latent_width: int) -> None:

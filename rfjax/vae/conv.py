@@ -96,7 +96,7 @@ def _conv_frames(
     x: Float[Array, "B T H W2 I"], kernel: Float[Array, "kh kw I O"], columns: Pad
 ) -> Float[Array, "B T H W O"]:
     """Convolution of each frame, to the same height; `columns` is the zero padding of the width."""
-    rows = (kernel.shape[0] // 2,) * 2
+    rows = kernel.shape[0] // 2, kernel.shape[0] // 2
     y = conv2d(x.reshape(-1, *x.shape[2:]), kernel, (rows, columns))
     return y.reshape(*x.shape[:2], *y.shape[1:])
 
