@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     width, height = size_to_make(args, config)
     layout = Layout(make_mesh(args.data, head, seq), args.cache_cut)
     dtype = args.dtype or "bfloat16"
-    found = plan(config, dtype, height, width, layout, batch=args.data)
+    found = plan(config, dtype, height, width, layout, args.data, max(1, device.cores))
     if args.json:
         print(json.dumps(found.to_json(), indent=2))
     else:
@@ -72,8 +72,6 @@ def _use_virtual_devices(count: int) -> None:
 
 
 def _as_text(found: "Plan", device: "Device") -> str:
-    from rfjax.planning.trainium2 import ASSUMPTIONS
-
     total, free = found.total, device.memory - found.total
     rows = [*found.resident.items(), ("activations, at most", found.activations), ("in all, on each device", total)]
     lines = ["", "memory of a device, GB", *(f"  {name:<24}{size / _GB:8.2f}" for name, size in rows)]
@@ -85,13 +83,19 @@ def _as_text(found: "Plan", device: "Device") -> str:
     lines += [f"{device.about} ({device.memory / _GB:.0f} GB): {verdict}", ""]
     step, decode = found.costs["step"], found.costs["decode_next"]
     lines += _work("a step", step) + _work("a block decoded", decode)
-    lines += ["", "modelled on Trainium2 cores, ms"]
+    return "\n".join(lines + (_modelled(found) if device.cores else []))
+
+
+def _modelled(found: "Plan") -> list[str]:
+    from rfjax.planning.trainium2 import ASSUMPTIONS
+
+    step, decode = found.costs["step"], found.costs["decode_next"]
+    lines = ["", "modelled on Trainium2, not measured, ms"]
     for name, cost in (("step", step), ("decode", decode)):
         lines += [f"  {name + ', ' + part:<32}{1e3 * seconds:8.1f}" for part, seconds in cost.modelled.items()]
-    both = step.seconds + decode.seconds
     in_all = f"in all, for {found.frames} frames"
-    lines.append(f"  {in_all:<32}{1e3 * both:8.1f}   ({found.modelled_fps:.1f} frames/s)")
-    return "\n".join([*lines, "assumed:", *(f"  {text}" for text in ASSUMPTIONS)])
+    lines.append(f"  {in_all:<32}{1e3 * (step.seconds + decode.seconds):8.1f}   ({found.modelled_fps:.1f} frames/s)")
+    return [*lines, "assumed:", *(f"  {text}" for text in ASSUMPTIONS)]
 
 
 def _work(name: str, cost: "Cost") -> list[str]:

@@ -6,15 +6,22 @@ from rfjax.errors import InputError
 
 
 class Device(NamedTuple):
-    """Memory in bytes of what JAX shows as one device, by its data sheet; what that is in words."""
+    """What JAX shows as one device.
+
+    Attributes:
+        memory: bytes, by its data sheet.
+        about: what it is.
+        cores: of Trainium2; 0 is another device, for which no times are modelled.
+    """
 
     memory: float
     about: str
+    cores: int = 0
 
 
 DEVICES = {
-    "trn2": Device(12e9, "Trainium2 core, NEURON_LOGICAL_NC_CONFIG=1: 8 a chip, two share a bank of 24 GB"),
-    "trn2-lnc2": Device(24e9, "Trainium2 logical core of two, the default: 4 a chip"),
+    "trn2": Device(12e9, "Trainium2 core, NEURON_LOGICAL_NC_CONFIG=1: 8 a chip, two share a bank of 24 GB", 1),
+    "trn2-lnc2": Device(24e9, "Trainium2 logical core of two, the default: 4 a chip", 2),
     "tpu-v5e": Device(16e9, "TPU v5e chip"),
     "tpu-v5p": Device(95e9, "TPU v5p chip"),
     "tpu-v6e": Device(32e9, "TPU v6e chip"),

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rfjax.bench.flops import rolling_step_flops
+from rfjax.bench.flops import dit_tokens, rolling_step_flops
 from rfjax.config import ModelConfig
 from rfjax.engine import Engine, Shape
 from rfjax.inputs import check_size
@@ -29,7 +29,7 @@ class Cost:
         flops: of matrix products and convolutions; `share` is that over an equal part of the work of one device.
         temporary: bytes of activations, as XLA's CPU compiler lays them out.
         collectives: by kind, how many, and bytes that a device sends.
-        modelled: seconds on a Trainium2 core by part; their sum is the program's.
+        modelled: seconds on Trainium2 by part; their sum is the program's.
     """
 
     flops: int
@@ -83,7 +83,9 @@ class Plan:
         return asdict(self) | derived
 
 
-def plan(config: ModelConfig, dtype: str, height: int, width: int, layout: Layout, batch: int = 1) -> Plan:
+def plan(
+    config: ModelConfig, dtype: str, height: int, width: int, layout: Layout, batch: int = 1, cores: int = 1
+) -> Plan:
     """Compiles a model for a mesh with abstract arrays and reads what it takes.
 
     Args:
@@ -92,6 +94,7 @@ def plan(config: ModelConfig, dtype: str, height: int, width: int, layout: Layou
         height, width: pixels.
         layout: of any devices that JAX has; what they are does not matter.
         batch: streams in all.
+        cores: of Trainium2, that a device stands for in the modelled times.
 
     Raises:
         InputError: the size is not valid, or does not divide among the devices.
@@ -116,7 +119,7 @@ def plan(config: ModelConfig, dtype: str, height: int, width: int, layout: Layou
     return Plan(
         resident=resident,
         text_encoder=_held(params["text"]),
-        costs={name: _cost(name, compiled[name], engine, shape) for name in PROGRAMS},
+        costs={name: _cost(name, compiled[name], engine, shape, cores) for name in PROGRAMS},
         frames=config.rolling.block_frames * config.vae.temporal_stride,
         devices=layout.shares * layout.groups,
     )
@@ -132,18 +135,23 @@ def _held(arrays: Any) -> int:
     return sum(size(x) for x in jax.tree.leaves(arrays))
 
 
-def _cost(name: str, compiled: jax.stages.Compiled, engine: Engine, shape: Shape) -> Cost:
+def _cost(name: str, compiled: jax.stages.Compiled, engine: Engine, shape: Shape, cores: int) -> Cost:
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None and memory is not None  # XLA's CPU compiler has both
     program, itemsize = Program(text, engine.dtype == jnp.bfloat16), engine.dtype.itemsize
     config, layout = engine.config, engine.layout
+    rolling = config.rolling
     if name == "step":
         whole = rolling_step_flops(config, *shape[1:], shape.batch)
-        modelled = trainium2.step_parts(program, config, layout, shape, itemsize)
+        block = rolling.block_frames * dit_tokens(config, *shape[1:]) * shape.batch // layout.groups
+        keys = block * config.dit.dim // layout.head_parts
+        stored = keys // layout.seq_parts if layout.cuts_cached_tokens else keys
+        tokens = (rolling.window_blocks + 1) * block / layout.shares
+        modelled = trainium2.step_parts(program, config, tokens, keys, stored, itemsize, cores)
     else:
-        frames, first = config.rolling.block_frames, name == "decode_first"
-        whole = decode_flops(config.vae, *shape[1:], frames, first=first, batch=shape.batch)
-        modelled = trainium2.decode_parts(program, itemsize)
+        first = name == "decode_first"
+        whole = decode_flops(config.vae, *shape[1:], rolling.block_frames, first=first, batch=shape.batch)
+        modelled = trainium2.decode_parts(program, itemsize, cores)
     return Cost(
         flops=program.flops,
         share=program.flops * layout.shares * layout.groups / whole,
