@@ -39,7 +39,7 @@ def fused(
 ) -> Float[Array, "B T N D"]:
     """As `nki_ops.xla.attention`, by `jax.nn.dot_product_attention` over the blocks, gathered in the table's order."""
     table = jnp.where(jnp.arange(table.shape[0]) < n_valid, table, table[0])  # what does not count must be finite
-    keys, values = (xla.gather_blocks(arrays, table) for arrays in zip(*pools, strict=True))  # P B N S D
+    keys, values = (xla.gather_blocks(arrays, table, q.dtype) for arrays in zip(*pools, strict=True))  # P B N S D
     block_tokens = keys.shape[3]
     keys, values = (x.transpose(1, 0, 3, 2, 4).reshape(q.shape[0], -1, *q.shape[2:]) for x in (keys, values))
     lengths = jnp.full(q.shape[0], n_valid * block_tokens, jnp.int32)

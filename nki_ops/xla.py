@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 # Attention cuts its queries so that one head's scores stay below this many elements (64 MiB in float32).
@@ -78,7 +79,15 @@ def update_cache(
     k_pool, v_pool = cache
     k, v = block_kv
     write = jax.lax.dynamic_update_index_in_dim
-    return write(k_pool, k.astype(k_pool.dtype), slot, 0), write(v_pool, v.astype(v_pool.dtype), slot, 0)
+    return write(k_pool, _narrowed(k, k_pool.dtype), slot, 0), write(v_pool, _narrowed(v, v_pool.dtype), slot, 0)
+
+
+def _narrowed(x: Array, dtype: DTypeLike) -> Array:
+    """`x` in the dtype of a pool; what is too large for 8 bits becomes the largest number instead of NaN."""
+    if jnp.dtype(dtype).itemsize == 1:
+        largest = float(jnp.finfo(dtype).max)
+        x = jnp.clip(x, -largest, largest)
+    return x.astype(dtype)
 
 
 @jax.named_scope("attention")
@@ -105,8 +114,8 @@ def attention(
     block_tokens = pools[0][0].shape[3]
     valid = jnp.arange(places) < n_valid
     table = jnp.where(valid, table, table[0])
-    keys = gather_blocks([k for k, _ in pools], table).transpose(1, 2, 4, 0, 3)  # B N D P S
-    values = gather_blocks([v for _, v in pools], table).transpose(1, 2, 0, 3, 4)  # B N P S D
+    keys = gather_blocks([k for k, _ in pools], table, q.dtype).transpose(1, 2, 4, 0, 3)  # B N D P S
+    values = gather_blocks([v for _, v in pools], table, q.dtype).transpose(1, 2, 0, 3, 4)  # B N P S D
     keys = keys.reshape(batch * heads, head_dim, -1)
     values = values.reshape(batch * heads, -1, head_dim)
     bias = jnp.repeat(jnp.where(valid, 0.0, -jnp.inf), block_tokens)
@@ -131,15 +140,15 @@ def _softmax_product(q: Array, k: Array, v: Array, bias: Array) -> Array:
     return (out / total).astype(q.dtype)
 
 
-def gather_blocks(pools: Sequence[Array], table: Array) -> Array:
-    """The blocks that `table` names, stacked in its order, out of pools that stay where they are."""
+def gather_blocks(pools: Sequence[Array], table: Array, dtype: DTypeLike) -> Array:
+    """The blocks that `table` names, stacked in its order, out of pools that stay where they are, in one dtype."""
 
     def pick(index: Array) -> Array:
-        block = jax.lax.dynamic_index_in_dim(pools[0], index, 0, keepdims=False)
+        block = jax.lax.dynamic_index_in_dim(pools[0], index, 0, keepdims=False).astype(dtype)
         first = pools[0].shape[0]
         for pool in pools[1:]:
             other = jax.lax.dynamic_index_in_dim(pool, index - first, 0, keepdims=False)
-            block = jnp.where(index >= first, other, block)
+            block = jnp.where(index >= first, other.astype(dtype), block)
             first += pool.shape[0]
         return block
 

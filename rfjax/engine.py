@@ -16,8 +16,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+import nki_ops
 from rfjax.config import ModelConfig
 from rfjax.dit.model import TextKV, patchify, unpatchify
+from rfjax.errors import InputError
 from rfjax.layers import precision
 from rfjax.parallel import mesh
 from rfjax.parallel.attention import MeshAttention, gathered, own_part
@@ -25,6 +27,8 @@ from rfjax.parallel.mesh import Layout
 from rfjax.rolling.plan import Roll, StepPlan, plan_step
 from rfjax.rolling.step import RollingState, WindowAttention, init_state, rolling_step, rotary_of, token_grid
 from rfjax.vae.model import to_uint8
+
+EIGHT_BITS = tuple(jnp.dtype(name) for name in ("float8_e4m3fn", "float8_e5m2"))  # what a cache can be stored in, too
 
 
 class Shape(NamedTuple):
@@ -68,6 +72,11 @@ class Engine:
         params: likewise, the parameters, whole on each device.
         dtype: of the DiT's and the VAE decoder's activations and caches.
         layout: of all arrays; None is the default device.
+        cache_dtype: of the cache alone; None is `dtype`.
+        text_layout: of the text encoder; None is `layout`.
+
+    Raises:
+        InputError: the cache has 8 bits, and attention runs as a kernel that reads none such.
     """
 
     def __init__(
@@ -77,11 +86,20 @@ class Engine:
         params: Mapping[str, nnx.State],
         dtype: str,
         layout: Layout | None = None,
+        cache_dtype: str | None = None,
+        text_layout: Layout | None = None,
     ):
         self.config, self.graphs, self.params = config, graphs, params
         self.layout = layout or Layout()
+        self._text_layout = text_layout or self.layout
         self._rolling: Any = RollingState(mesh.TOKENS, self.layout.cache, self.layout.cache)  # pyright: ignore
-        self.dtype = jnp.dtype(dtype)
+        self.dtype, self.cache_dtype = jnp.dtype(dtype), jnp.dtype(cache_dtype or dtype)
+        if self.cache_dtype != self.dtype and nki_ops.backend() != "xla":
+            raise InputError(
+                f"cache_dtype {self.cache_dtype}: the NKI kernels read a cache of the model's dtype, {self.dtype}; "
+                "leave it out"
+            )
+        self.text_dtype = max(jax.tree.leaves(params.get("text", params)), key=lambda leaf: leaf.size).dtype
         self.compilations = 0
         self._decoder_states: dict[Shape, Any] = {}
         self._executables: dict[Shape, Executables] = {}
@@ -102,7 +120,16 @@ class Engine:
 
     def init_state(self, shape: Shape) -> RollingState:
         """The state of a stream before its first step, all zeros."""
-        return self.layout.place(init_state(self.config, *shape, dtype=self.dtype), self._rolling)
+        return self.layout.place(self.host_state(shape), self._rolling)
+
+    def host_state(self, shape: Shape) -> RollingState:
+        """`init_state` on the host; its zeros take no memory until they are touched."""
+        return init_state(self.config, *shape, dtype=self.dtype, cache_dtype=self.cache_dtype)
+
+    def drop_text_encoder(self) -> None:
+        """Frees the text encoder: `encode_text` is at an end."""
+        self.params = {part: params for part, params in self.params.items() if part != "text"}
+        self._encode_text = None
 
     def decoder_state_shape(self, shape: Shape) -> Any:
         """Abstract state of a decoder that has decoded something; before, it is None."""
@@ -185,7 +212,7 @@ class Engine:
 
     def abstract_stream(self, shape: Shape, decoder: Any) -> tuple[RollingState, TextKV, Any]:
         """Shapes and places of what `place_stream` takes, the decoder's state given."""
-        arrays = init_state(self.config, *shape, dtype=self.dtype), self.text_kv_shape(shape), decoder
+        arrays = self.host_state(shape), self.text_kv_shape(shape), decoder
         return self.layout.abstract(arrays, (self._rolling, mesh.TEXT_KV, mesh.PIXELS))
 
     def encode_video(self, pixels: Float[np.ndarray, "1 T H W 3"]) -> Float[np.ndarray, "1 F C H W"]:
@@ -210,12 +237,19 @@ class Engine:
         return jax.ShapeDtypeStruct((shape.batch, rows, dit.text_dim), jnp.float32)
 
     def _trace(
-        self, function: Callable, args: tuple, inputs: tuple, outputs: Any, donate: tuple[int, ...] = ()
+        self,
+        function: Callable,
+        args: tuple,
+        inputs: tuple,
+        outputs: Any,
+        donate: tuple[int, ...] = (),
+        layout: Layout | None = None,
     ) -> jax.stages.Traced:
         """A function of local parts, traced for whole arrays that lie as `inputs` and `outputs` say."""
-        abstract = self.layout.abstract(args, inputs)
+        layout = layout or self.layout
+        abstract = layout.abstract(args, inputs)
         with precision(self.dtype):
-            return jax.jit(self.layout.shared(function, inputs, outputs), donate_argnums=donate).trace(*abstract)
+            return jax.jit(layout.shared(function, inputs, outputs), donate_argnums=donate).trace(*abstract)
 
     def _lower(self, traced: jax.stages.Traced, platforms: tuple[str, ...] | None = None) -> jax.stages.Lowered:
         with precision(self.dtype):
@@ -227,7 +261,7 @@ class Engine:
 
     def _compile(self, shape: Shape) -> Executables:
         """Lowers one after the other, compiles in parallel (the compiler runs outside Python's lock)."""
-        programs = {} if self._encode_text else self._trace_text()
+        programs = {} if self._encode_text or "text" not in self.params else self._trace_text()
         programs |= self._trace_rolling(shape) | self._trace_decode(shape)
         self._decoder_states[shape] = programs["decode_first"].out_info[1]
         lowered = {name: self._lower(traced) for name, traced in programs.items()}
@@ -242,7 +276,7 @@ class Engine:
             return self._module("text", params)(ids, lengths)
 
         args = self.params["text"], np.zeros((1, self.config.dit.text_len), np.int32), np.zeros(1, np.int32)
-        return {"encode_text": self._trace(encode_text, args, (mesh.WHOLE,) * 3, mesh.WHOLE)}
+        return {"encode_text": self._trace(encode_text, args, (mesh.WHOLE,) * 3, mesh.WHOLE, layout=self._text_layout)}
 
     def _trace_rolling(self, shape: Shape) -> dict[str, jax.stages.Traced]:
         config, cut = self.config, self.layout.shares > 1
@@ -265,7 +299,7 @@ class Engine:
         params = self.params["dit"]
         plan = plan_step(0, Roll(0, None), config.rolling, config.dit.head_dim, config.dit.rope_theta)
         plan = StepPlan.of_rows([plan] * shape.batch)
-        state = init_state(config, *shape, dtype=self.dtype)  # on the host, and never touched
+        state = self.host_state(shape)
         kv = mesh.TEXT_KV
         return {
             "text_kv": self._trace(text_kv, (params, self._context_shape(shape)), (mesh.WHOLE, mesh.TEXT_ROWS), kv),

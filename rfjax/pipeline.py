@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8
 
 from rfjax.config import ModelConfig
 from rfjax.dit.model import TextKV
-from rfjax.engine import Engine, Shape
+from rfjax.engine import EIGHT_BITS, Engine, Shape
 from rfjax.errors import InputError
 from rfjax.inputs import (
     Length,
@@ -29,7 +29,7 @@ from rfjax.inputs import (
     refuse_guidance,
     warn_of_other_size,
 )
-from rfjax.parallel.mesh import WHOLE, Layout
+from rfjax.parallel.mesh import WHOLE, HostLayout, Layout
 from rfjax.rolling.noise import NoiseFn, checked_noise, counter_noise
 from rfjax.rolling.plan import Roll
 from rfjax.slots import Slots
@@ -39,6 +39,7 @@ from rfjax.text import Tokenizer
 logger = logging.getLogger("rfjax")
 
 DTYPES = ("float32", "bfloat16")
+CACHE_DTYPES = (*DTYPES, *map(str, EIGHT_BITS))
 LISTED_WORDS = 100  # a smaller vocabulary is told in full to who writes other words
 
 
@@ -78,6 +79,7 @@ class RollingForcingPipeline:
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer):
         self.engine, self.tokenizer = engine, tokenizer
+        self._kept_features: dict[str, Float[np.ndarray, "S text_dim"]] = {}  # of prompts, once the encoder is gone
 
     @classmethod
     def from_pretrained(
@@ -89,6 +91,8 @@ class RollingForcingPipeline:
         text_dtype: str | None = None,
         vae_encode_dtype: str = "float32",
         cache_cut: str = "both",
+        cache_dtype: str | None = None,
+        text_encoder: str = "device",
     ) -> "RollingForcingPipeline":
         """Loads a checkpoint.
 
@@ -103,6 +107,10 @@ class RollingForcingPipeline:
             vae_encode_dtype: of the VAE encoder. bfloat16 here is known to harm what is conditioned on it.
             cache_cut: "both": the devices of a mesh share the cache along "head" and "seq". "head": each device along
                 "seq" has a copy, and a step gathers less.
+            cache_dtype: of the cache; None is `dtype`. "float8_e4m3fn" and "float8_e5m2" halve what bfloat16 takes, at
+                a loss (docs/parallelism.md), and not with the NKI kernels.
+            text_encoder: "device", whole on each device of the mesh; or "host", on the CPU, where a prompt takes
+                longer and the accelerator's memory is free. `drop_text_encoder` frees it altogether.
 
         Raises:
             InputError: the checkpoint is missing, broken or of another kind, a dtype is unknown, or the model's heads
@@ -117,12 +125,18 @@ class RollingForcingPipeline:
         for name in (dtype, text_dtype, vae_encode_dtype):
             if name not in DTYPES:
                 raise InputError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
+        if cache_dtype not in (None, *CACHE_DTYPES):
+            raise InputError(f"cache_dtype {cache_dtype!r} is not one of {', '.join(CACHE_DTYPES)}")
+        if text_encoder not in ("device", "host"):
+            raise InputError(f"text_encoder {text_encoder!r} is not one of device, host")
         layout = Layout(mesh, cache_cut)
+        text_layout = HostLayout() if text_encoder == "host" else layout
         layout.check_model(load_config(path))
         config, graphs, params = load_parts(
             path,
             dtypes={"dit": dtype, "vae": dtype, "text": text_dtype, "vae_encoder": vae_encode_dtype},
             sharding=layout.sharding(WHOLE),
+            text_sharding=text_layout.sharding(WHOLE),
         )
         check_files(path, "tokenizer")
         tokenizer = Tokenizer.from_dir(path / "tokenizer")
@@ -131,7 +145,7 @@ class RollingForcingPipeline:
                 f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the text encoder {config.text.vocab_size}; "
                 "these files are of different models"
             )
-        return cls(Engine(config, graphs, params, dtype, layout), tokenizer)
+        return cls(Engine(config, graphs, params, dtype, layout, cache_dtype, text_layout), tokenizer)
 
     def __repr__(self) -> str:
         dit = self.config.dit
@@ -149,6 +163,10 @@ class RollingForcingPipeline:
         """
         from rfjax.weights.store import save
 
+        if "text" not in self.engine.params:
+            raise InputError(
+                "the text encoder was dropped; a checkpoint needs it, so load the pipeline again to save it"
+            )
         target, source = check_path(path, "the checkpoint"), {"source": "pipeline"}
         save(target, self.config, self.engine.params, self.tokenizer.directory, source, overwrite=overwrite)
 
@@ -356,8 +374,26 @@ class RollingForcingPipeline:
         self.engine.executables(shape)  # compiles the text encoder side by side with the rest
         return self.engine.text_kv(self.text_features(prompts), shape)
 
+    def drop_text_encoder(self, prompts: str | Sequence[str]) -> None:
+        """Encodes prompts and frees the text encoder, the largest part of the release; these can still be used.
+
+        Args:
+            prompts: all that will be asked for from now on.
+
+        Raises:
+            InputError: a prompt is no text, or the encoder has gone before and did not know it.
+        """
+        texts = check_prompts(prompts)
+        self._kept_features |= dict(zip(texts, self.text_features(texts), strict=True))
+        self.engine.drop_text_encoder()
+
     def text_features(self, prompts: list[str]) -> Float[np.ndarray, "B S text_dim"]:
         """What the text encoder says of each prompt, on the host."""
+        if "text" not in self.engine.params:
+            for text in prompts:
+                if text not in self._kept_features:
+                    raise InputError(f"prompt {text!r:.60}: the text encoder was dropped, and this was not kept")
+            return np.stack([self._kept_features[text] for text in prompts])
         tokens = self.tokenizer(prompts, self.config.dit.text_len)
         for text, dropped in zip(prompts, tokens.dropped, strict=True):
             if dropped:

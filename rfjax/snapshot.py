@@ -13,17 +13,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from rfjax.engine import Shape, checksum
+from rfjax.engine import EIGHT_BITS, Shape, checksum
 from rfjax.errors import InputError
 from rfjax.inputs import check_path
 from rfjax.rolling.plan import Roll
-from rfjax.rolling.step import init_state
 from rfjax.stream import StreamState
 
 if TYPE_CHECKING:
     from rfjax.pipeline import RollingForcingPipeline
 
-FORMAT = "rfjax-stream-3"
+FORMAT = "rfjax-stream-4"
 
 
 def save_snapshot(
@@ -36,7 +35,9 @@ def save_snapshot(
     """
     target = check_path(path, "the stream").resolve()  # a link goes on pointing at the file it names
     partial = target.with_name(f".{secrets.token_hex(8)}.partial")
+    # numpy knows no floats of 8 bits, so the file has them as plain bytes.
     leaves = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(state)]
+    leaves = [leaf.view(np.uint8) if leaf.dtype in EIGHT_BITS else leaf for leaf in leaves]
     text = json.dumps({"pipeline": model_identity(pipeline), "stream": details})
     metadata = {"format": FORMAT, "details": text, "crc32": checksum(leaves, text)}
     try:
@@ -83,7 +84,9 @@ def load_snapshot(path: str | Path, pipeline: "RollingForcingPipeline") -> tuple
             )
     details = content["stream"]
     expected = _expected(details, pipeline)
-    forms = [[(leaf.shape, leaf.dtype) for leaf in tree] for tree in (jax.tree.leaves(expected), leaves)]
+    wanted = jax.tree.leaves(expected)
+    leaves = [x.view(like.dtype) if like.dtype in EIGHT_BITS else x for x, like in zip(leaves, wanted, strict=False)]
+    forms = [[(leaf.shape, leaf.dtype) for leaf in tree] for tree in (wanted, leaves)]
     if forms[0] != forms[1]:
         raise InputError(f"{path} does not hold the state of such a stream")
     return details, jax.tree.unflatten(jax.tree.structure(expected), leaves)
@@ -105,7 +108,7 @@ def _expected(details: dict[str, Any], pipeline: "RollingForcingPipeline") -> St
     block = pipeline.config.rolling.block_frames, pipeline.config.dit.in_dim, *shape[1:]
     decoded = details["decode"] and details["next_block"] > 0
     return StreamState(
-        rolling=init_state(pipeline.config, *shape, dtype=engine.dtype),  # on the host, and never touched
+        rolling=engine.host_state(shape),
         text_kv=engine.text_kv_shape(shape),
         decoder=engine.decoder_state_shape(shape) if decoded else None,
         step=np.array(0),
@@ -120,6 +123,7 @@ def model_identity(pipeline: "RollingForcingPipeline") -> dict[str, Any]:
     sizes = {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
     return sizes | {
         "dtype": str(engine.dtype),
-        "text dtype": str(max(jax.tree.leaves(engine.params["text"]), key=lambda leaf: leaf.size).dtype),
+        "cache dtype": str(engine.cache_dtype),
+        "text dtype": str(engine.text_dtype),
         "weights": engine.fingerprint,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from rfjax.config import ModelConfig
@@ -113,7 +113,7 @@ class Layout:
         """What the VAE's functions cut the width along."""
         return SHARE if self.shares > 1 else None
 
-    def sharding(self, spec: P) -> NamedSharding | None:
+    def sharding(self, spec: P) -> Sharding | None:
         """None stands for the default device."""
         return None if self.mesh is None else NamedSharding(self.mesh, spec)
 
@@ -168,6 +168,25 @@ class Layout:
                 f"a width of {stride * latent_width} does not divide among {self.shares} devices; the nearest that "
                 f"does is {stride * nearest}"
             )
+
+
+class HostLayout(Layout):
+    """The CPU beside the accelerator, for what need not be on it.
+
+    Raises:
+        InputError: JAX has no CPU devices.
+    """
+
+    def __init__(self):
+        super().__init__()
+        try:
+            self._cpu = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+        except RuntimeError:
+            raise InputError("JAX has no CPU device here; add cpu to JAX_PLATFORMS, as in cuda,cpu") from None
+
+    def sharding(self, spec: P) -> Sharding:
+        """The CPU's, whatever the spec."""
+        return self._cpu
 
 
 def _with_all_axes(mesh: Mesh) -> Mesh:

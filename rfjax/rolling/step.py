@@ -50,15 +50,20 @@ def token_grid(config: ModelConfig, latent_height: int, latent_width: int) -> tu
 
 
 def init_state(
-    config: ModelConfig, batch: int, latent_height: int, latent_width: int, dtype: DTypeLike
+    config: ModelConfig,
+    batch: int,
+    latent_height: int,
+    latent_width: int,
+    dtype: DTypeLike,
+    cache_dtype: DTypeLike | None = None,
 ) -> RollingState:
-    """The state before the first step: zeros, on the host."""
+    """The state before the first step: zeros, on the host; the cache in a dtype of its own, if one is given."""
     rolling, dit = config.rolling, config.dit
     tokens = rolling.block_frames * math.prod(token_grid(config, latent_height, latent_width))
     blocks = dit.num_layers * rolling.cache_slots
     window = (batch, rolling.window_blocks, tokens, dit.in_dim * math.prod(dit.patch_size))
     cache = (blocks, batch, dit.num_heads, tokens, dit.head_dim)
-    k_cache, v_cache = (np.zeros(cache, jnp.dtype(dtype)) for _ in "kv")
+    k_cache, v_cache = (np.zeros(cache, jnp.dtype(cache_dtype or dtype)) for _ in "kv")
     return RollingState(np.zeros(window, np.float32), k_cache, v_cache)
 
 
@@ -155,7 +160,11 @@ class WindowAttention(NamedTuple):
         # The plan numbers one layer's slots, then the sink and the window; the pool has more blocks before those.
         table = plan.window_keys.blocks
         table = jnp.where(table < slots, self.in_pool(table, layer, row), table - slots + pool[0].shape[0])
-        pools = [pool, turned_sink(pool, self.in_pool(0, layer, row), plan), (blocks[0][1:], blocks[1][1:])]
+        pools = [
+            pool,
+            turned_sink(pool, self.in_pool(0, layer, row), plan, queries.dtype),
+            (blocks[0][1:], blocks[1][1:]),
+        ]
         window = rearrange(queries[1:], "w b t n d -> b (w t) n d")
         return jnp.concatenate([clean, nki_ops.attention(window, pools, table, plan.window_keys.n_valid)], axis=1)
 
@@ -170,9 +179,9 @@ class WindowAttention(NamedTuple):
         return rearrange(self.queries(x, row), "g b t n d -> g b n t d")
 
 
-def turned_sink(pool: KV, slot: Array, plan: StepPlan) -> KV:
+def turned_sink(pool: KV, slot: Array, plan: StepPlan, dtype: DTypeLike) -> KV:
     """The sink in `slot` as the window sees it: right before the working blocks. Only time turns; rotations add up."""
-    k, v = (jax.lax.dynamic_index_in_dim(x, slot, 0) for x in pool)
+    k, v = (jax.lax.dynamic_index_in_dim(x, slot, 0).astype(dtype) for x in pool)
     cos, sin = plan.sink_rotary
     still = k.shape[-1] // 2 - cos.shape[-1]
     cos = jnp.concatenate([cos, jnp.ones((1, still))], axis=-1)

@@ -109,7 +109,7 @@ class DenseAttention(WindowAttention):
             pool.append(jax.lax.dynamic_update_index_in_dim(past, blocks[0], plan.write_slot, 0))
             constant = jax.lax.stop_gradient(blocks[0])
             after.append(jax.lax.dynamic_update_index_in_dim(cache, constant, layer * slots + plan.write_slot, 0))
-        sink = turned_sink((pool[0], pool[1]), jnp.int32(0), plan)
+        sink = turned_sink((pool[0], pool[1]), jnp.int32(0), plan, k.dtype)
         pool = [jnp.concatenate(x) for x in zip(pool, sink, (k_blocks[1:], v_blocks[1:]), strict=True)]
         block_tokens = k_blocks.shape[3]
         clean = _attend(q[:, :block_tokens], pool, plan.clean_keys)

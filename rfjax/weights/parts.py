@@ -1,6 +1,7 @@
 """The three parts of a model that have weights: how each is built, filled and loaded."""
 
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def load_parts(
     *,
     dtypes: Mapping[str, str],
     sharding: jax.sharding.Sharding | None = None,
+    text_sharding: jax.sharding.Sharding | None = None,
 ) -> tuple[ModelConfig, dict[str, nnx.GraphDef], dict[str, nnx.State]]:
     """Loads a whole checkpoint.
 
@@ -66,6 +68,7 @@ def load_parts(
         path: the checkpoint.
         dtypes: of "dit", "vae" (its decoder), "vae_encoder" and "text".
         sharding: of every parameter; None is the default device.
+        text_sharding: of the text encoder's; None is `sharding`.
 
     Returns:
         The configuration and, by part, graph definitions and parameters.
@@ -78,6 +81,11 @@ def load_parts(
     graphs, params = {}, {}
     for part in store.PARTS:
         graphs[part], abstract = abstract_part(part, config, dtypes[part], dtypes["vae_encoder"])
-        placed = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=sharding), abstract)
+        place = text_sharding if part == "text" and text_sharding is not None else sharding
+        placed = jax.tree.map(partial(_placed, place), abstract)
         params[part] = store.load_params(path, part, placed)
     return config, graphs, params
+
+
+def _placed(sharding: jax.sharding.Sharding | None, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
