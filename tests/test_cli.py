@@ -107,6 +107,16 @@ def test_a_mesh_reaches_the_pipeline(cli, pipe, command, monkeypatch):
     assert [dict(mesh.shape) for mesh in meshes] == [{"data": 1, "seq": 3, "head": 2}]
 
 
+@pytest.mark.parametrize("command", ["generate", "stream"])
+def test_options_that_trade_memory_reach_the_pipeline(cli, pipe, command, monkeypatch):
+    given = {}
+    load = lambda path, dtype, mesh, **options: given.update(options) or pipe  # noqa: E731
+    monkeypatch.setattr("rfjax.pipeline.RollingForcingPipeline.from_pretrained", load)
+    options = ["--cache-cut", "head", "--cache-dtype", "float8_e5m2", "--text-encoder", "host"]
+    assert cli(command, "a", *SIZE, "--num-frames", 9, *options, "-o", "x.mp4")[0] == 0
+    assert given == {"cache_cut": "head", "cache_dtype": "float8_e5m2", "text_encoder": "host"}
+
+
 @pytest.mark.parametrize(
     ("option", "count", "frames", "dropped"),
     [

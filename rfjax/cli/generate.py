@@ -14,10 +14,12 @@ from pathlib import Path
 from rfjax.cli.options import (
     Parser,
     add_beginning,
+    add_cache,
     add_mesh,
     add_model,
     add_prompt,
     add_size,
+    add_text_encoder,
     given_prompts,
     integer,
     path,
@@ -36,6 +38,8 @@ def add_arguments(parser: Parser) -> None:
     )
     add_model(parser)
     add_mesh(parser)
+    add_cache(parser)
+    add_text_encoder(parser)
     add_size(parser)
     parser.add_argument("--num-frames", type=integer, metavar="N", help="pixel frames; default: 81")
     parser.add_argument("--num-latent-frames", type=integer, metavar="N", help="instead: 1 + 4 (N - 1) pixel frames")

@@ -215,6 +215,31 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache-cut", choices=("both", "head"),
+        help="share the cache over both axes of the mesh, or over HEAD alone, which keeps SEQ copies and sends less; "
+        "default: both",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cache-dtype", choices=("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+        help="of the cache alone; 8 bits halve what bfloat16 takes, at a loss; default: that of the model",
+    )  # fmt: skip
+
+
+def add_text_encoder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--text-encoder", choices=("device", "host"),
+        help="where it is: on each device, or on the CPU, which frees their memory; default: device",
+    )  # fmt: skip
+
+
+def memory_options(args: argparse.Namespace) -> dict[str, str]:
+    """Of `add_cache` and `add_text_encoder`, what was given, as `from_pretrained` takes it."""
+    names = ("cache_cut", "cache_dtype", "text_encoder")
+    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
+
+
 def add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", type=size, metavar="WxH",

@@ -12,7 +12,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from rfjax.cli.options import Parser, add_mesh, add_model, add_size, integer, size_to_make
+from rfjax.cli.options import Parser, add_cache, add_mesh, add_model, add_size, integer, size_to_make
 from rfjax.cli.session import checkpoint_config
 from rfjax.errors import InputError
 
@@ -31,10 +31,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--preset", metavar="NAME", help="a known model: tiny, wan-1.3b, wan-14b")
     parser.add_argument("--device", default="trn2", metavar="NAME", help="which device; default: %(default)s")
     parser.add_argument("--data", type=integer, default=1, metavar="N", help="groups of devices, a stream each")
-    parser.add_argument(
-        "--cache-cut", default="both", metavar="AXES",
-        help="share the cache over both axes of the mesh, or over the head axis alone; default: %(default)s",
-    )  # fmt: skip
+    add_cache(parser)
     parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
 
 
@@ -52,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
     device = find_device(args.device)
     config = checkpoint_config(args) if args.preset is None else preset(args.preset)
     width, height = size_to_make(args, config)
-    layout = Layout(make_mesh(args.data, head, seq), args.cache_cut)
+    layout = Layout(make_mesh(args.data, head, seq), args.cache_cut or "both")
     dtype = args.dtype or "bfloat16"
-    found = plan(config, dtype, height, width, layout, args.data, max(1, device.cores))
+    found = plan(config, dtype, height, width, layout, args.data, max(1, device.cores), args.cache_dtype)
     if args.json:
         print(json.dumps(found.to_json(), indent=2))
     else:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rfjax.cli.options import DEFAULT_CHECKPOINT, check_file
+from rfjax.cli.options import DEFAULT_CHECKPOINT, check_file, memory_options
 from rfjax.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def load_pipeline(args: argparse.Namespace, mesh: "Mesh | None" = None) -> "Roll
     from rfjax.pipeline import RollingForcingPipeline
 
     source = args.checkpoint or DEFAULT_CHECKPOINT
-    return RollingForcingPipeline.from_pretrained(source, dtype=chosen_dtype(args), mesh=mesh)
+    options = memory_options(args)
+    return RollingForcingPipeline.from_pretrained(source, dtype=chosen_dtype(args), mesh=mesh, **options)
 
 
 def chosen_mesh(args: argparse.Namespace, config: "ModelConfig", size: tuple[int, int] | None = None) -> "Mesh | None":

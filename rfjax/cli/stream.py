@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 from rfjax.cli.options import (
     Parser,
     add_beginning,
+    add_cache,
     add_mesh,
     add_model,
     add_prompt,
     add_size,
+    add_text_encoder,
     check_file,
     chosen_size,
     given_prompts,
@@ -45,6 +47,8 @@ def add_arguments(parser: Parser) -> None:
     add_prompt(parser)
     add_model(parser)
     add_mesh(parser)
+    add_cache(parser)
+    add_text_encoder(parser)
     add_size(parser)
     parser.add_argument("--num-frames", type=integer, metavar="N", help="pixel frames; default: endless")
     add_seed(parser)

@@ -84,17 +84,25 @@ class Plan:
 
 
 def plan(
-    config: ModelConfig, dtype: str, height: int, width: int, layout: Layout, batch: int = 1, cores: int = 1
+    config: ModelConfig,
+    dtype: str,
+    height: int,
+    width: int,
+    layout: Layout,
+    batch: int = 1,
+    cores: int = 1,
+    cache_dtype: str | None = None,
 ) -> Plan:
     """Compiles a model for a mesh with abstract arrays and reads what it takes.
 
     Args:
         config: of the model.
-        dtype: of the DiT, the VAE's decoder and the cache: "float32" or "bfloat16". The encoder is float32.
+        dtype: of the DiT and the VAE's decoder: "float32" or "bfloat16". The encoder is float32.
         height, width: pixels.
         layout: of any devices that JAX has; what they are does not matter.
         batch: streams in all.
         cores: of Trainium2, that a device stands for in the modelled times.
+        cache_dtype: of the cache alone; None is `dtype`.
 
     Raises:
         InputError: the size is not valid, or does not divide among the devices.
@@ -105,7 +113,7 @@ def plan(
     parts = {part: abstract_part(part, config, dtype) for part in PARTS}
     graphs = {part: graph for part, (graph, _) in parts.items()}
     params = {part: params for part, (_, params) in parts.items()}
-    engine = Engine(config, graphs, params, dtype, layout)
+    engine = Engine(config, graphs, params, dtype, layout, cache_dtype)
     lowered = engine.lower(shape)
     compiled = {name: lowered[name].compile() for name in PROGRAMS}
     state, text_kv, decoder = engine.abstract_stream(shape, lowered["decode_first"].out_info[1])

@@ -167,10 +167,21 @@ def test_plan_of_what_does_not_fit_exits_with_1(capsys, monkeypatch):
         (["--mesh", "4x4"], "needs 16 devices"),
         (["--mesh", "0x1"], "head=0"),
         (["--data", "0"], "data=0"),
-        (["--cache-cut", "seq"], "cache_cut 'seq' is not one of both, head"),
+        (["--cache-cut", "seq"], "invalid choice: 'seq' (choose from "),
         (["-c", "shapes-tiny"], "one of --checkpoint DIR and --preset NAME"),
     ],
 )
 def test_plan_refuses(arguments, message, capsys):
-    assert main(["plan", "--preset", "tiny", *arguments]) == 2
+    try:
+        code = main(["plan", "--preset", "tiny", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_cache_in_eight_bits_is_planned():
+    whole, eight = (
+        plan(preset("tiny"), "bfloat16", 64, 128, Layout(), cache_dtype=dtype) for dtype in (None, "float8_e4m3fn")
+    )
+    assert whole.resident["cache"] == 2 * eight.resident["cache"]
