@@ -124,7 +124,7 @@ class Engine:
 
     def host_state(self, shape: Shape) -> RollingState:
         """`init_state` on the host; its zeros take no memory until they are touched."""
-        return init_state(self.config, *shape, dtype=self.dtype, cache_dtype=self.cache_dtype)
+        return init_state(self.config, *shape, dtype=self.cache_dtype)
 
     def drop_text_encoder(self) -> None:
         """Frees the text encoder: `encode_text` is at an end."""
@@ -205,14 +205,13 @@ class Engine:
         programs = self._trace_text() | self._trace_rolling(shape) | self._trace_decode(shape)
         return programs | {"encode_video": self._trace_encode(pixels)}
 
-    def lower(self, shape: Shape, platform: str | None = None) -> dict[str, jax.stages.Lowered]:
-        """`trace`, as the compiler of a platform, such as "neuron", gets it; None is that of the devices."""
-        platforms = None if platform is None else (platform,)
-        return {name: self._lower(traced, platforms) for name, traced in self.trace(shape).items()}
+    def lower(self, shape: Shape, platform: str) -> dict[str, jax.stages.Lowered]:
+        """`trace`, as the compiler of a platform, such as "neuron", gets it."""
+        return {name: self._lower(traced, (platform,)) for name, traced in self.trace(shape).items()}
 
-    def abstract_stream(self, shape: Shape, decoder: Any) -> tuple[RollingState, TextKV, Any]:
-        """Shapes and places of what `place_stream` takes, the decoder's state given."""
-        arrays = self.host_state(shape), self.text_kv_shape(shape), decoder
+    def abstract_stream(self, shape: Shape) -> tuple[RollingState, TextKV, Any]:
+        """Shapes and places of what `place_stream` takes, of a stream that has decoded something."""
+        arrays = self.host_state(shape), self.text_kv_shape(shape), self.decoder_state_shape(shape)
         return self.layout.abstract(arrays, (self._rolling, mesh.TEXT_KV, mesh.PIXELS))
 
     def encode_video(self, pixels: Float[np.ndarray, "1 T H W 3"]) -> Float[np.ndarray, "1 F C H W"]:

@@ -7,8 +7,7 @@ from nki_ops.primitives import PLATFORM
 from rfjax.config import ModelConfig
 from rfjax.engine import Engine, Shape
 from rfjax.inputs import check_size
-from rfjax.weights.parts import abstract_part
-from rfjax.weights.store import PARTS
+from rfjax.weights.parts import abstract_parts
 
 
 def lint_model(config: ModelConfig, dtype: str, height: int, width: int) -> dict[str, Report]:
@@ -28,9 +27,7 @@ def lint_model(config: ModelConfig, dtype: str, height: int, width: int) -> dict
         KernelError: a kernel cannot take the shapes.
     """
     shape = Shape(1, *check_size(height, width, config))
-    parts = {part: abstract_part(part, config, dtype) for part in PARTS}
-    graphs = {part: graph for part, (graph, _) in parts.items()}
-    params = {part: params for part, (_, params) in parts.items()}
+    graphs, params = abstract_parts(config, dtype)
     with nki_ops.using(forced() or "nki"):
         programs = Engine(config, graphs, params, dtype).lower(shape, PLATFORM)
     return {name: report(lowered) for name, lowered in programs.items()}

@@ -17,7 +17,7 @@ from nki_ops.primitives import STAND_IN
 from nki_ops.simulator import nki as simulator
 from rfjax.config import preset
 from rfjax.engine import Engine, Shape
-from rfjax.weights.parts import abstract_part
+from rfjax.weights.parts import abstract_parts
 
 MODELS = {"wan-1.3b": ("bfloat16", Shape(1, 60, 104)), "tiny": ("float32", Shape(1, 8, 12))}
 PROGRAMS = {"encode_text", "text_kv", "step", "decode_first", "decode_next", "encode_video"}
@@ -35,10 +35,9 @@ def lowered():
     def lower(model, backend):
         if (model, backend) not in made:
             config, (dtype, shape) = preset(model), MODELS[model]
-            parts = {part: abstract_part(part, config, dtype) for part in ("dit", "vae", "text")}
-            graphs, params = ({part: pair[i] for part, pair in parts.items()} for i in range(2))
             with nki_ops.using(backend):
-                made[model, backend] = Engine(config, graphs, params, dtype).lower(shape, "neuron")
+                engine = Engine(config, *abstract_parts(config, dtype), dtype)
+                made[model, backend] = engine.lower(shape, "neuron")
         return made[model, backend]
 
     return lower

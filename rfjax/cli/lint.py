@@ -9,9 +9,8 @@ Each program is lowered for Trainium with the NKI kernels in it. The exit code i
 import argparse
 from typing import TYPE_CHECKING
 
-from rfjax.cli.options import Parser, add_model, add_size, size_to_make
-from rfjax.cli.session import checkpoint_config
-from rfjax.errors import InputError
+from rfjax.cli.options import Parser, add_model, add_preset, add_size, size_to_make
+from rfjax.cli.session import chosen_config
 
 if TYPE_CHECKING:
     from nki_ops.lint import Report
@@ -22,18 +21,15 @@ VIOLATIONS = 1  # exit code
 def add_arguments(parser: Parser) -> None:
     add_model(parser, default_dtype="bfloat16")
     add_size(parser)
-    parser.add_argument("--preset", metavar="NAME", help="a known model: tiny, wan-1.3b, wan-14b")
+    add_preset(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.checkpoint is not None and args.preset is not None:
-        raise InputError("lint takes one of --checkpoint DIR and --preset NAME")
     with args.interrupts.delayed():
-        from rfjax.config import preset
         from rfjax.inputs import counted
         from rfjax.lint import lint_model
 
-    config = checkpoint_config(args) if args.preset is None else preset(args.preset)
+    config = chosen_config(args)
     width, height = size_to_make(args, config)
     reports = lint_model(config, args.dtype or "bfloat16", height, width)
     for name, report in reports.items():

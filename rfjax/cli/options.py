@@ -188,14 +188,15 @@ def add_model(parser: argparse.ArgumentParser, default_dtype: str = "bfloat16, o
         help="a checkpoint made by `rfjax convert`, or the name of one that comes with rfjax; "
         f"default: {DEFAULT_CHECKPOINT}, a small trained model of moving shapes",
     )  # fmt: skip
-    add_dtype(parser, default_dtype)
-
-
-def add_dtype(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--dtype", type=lambda name: _DTYPES.get(name, name), choices=("float32", "bfloat16"),
-        help=f"of the model; default: {default}",
+        help=f"of the model; default: {default_dtype}",
     )  # fmt: skip
+
+
+def add_preset(parser: argparse.ArgumentParser) -> None:
+    """Instead of a checkpoint; `session.chosen_config` reads either."""
+    parser.add_argument("--preset", metavar="NAME", help="a known model: tiny, wan-1.3b, wan-14b")
 
 
 def mesh_size(text: str) -> tuple[int, int]:

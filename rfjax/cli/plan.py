@@ -12,9 +12,8 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from rfjax.cli.options import Parser, add_cache, add_mesh, add_model, add_size, integer, size_to_make
-from rfjax.cli.session import checkpoint_config
-from rfjax.errors import InputError
+from rfjax.cli.options import Parser, add_cache, add_mesh, add_model, add_preset, add_size, integer, size_to_make
+from rfjax.cli.session import chosen_config
 
 if TYPE_CHECKING:
     from rfjax.planning.devices import Device
@@ -28,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser, default_dtype="bfloat16")
     add_size(parser)
     add_mesh(parser)
-    parser.add_argument("--preset", metavar="NAME", help="a known model: tiny, wan-1.3b, wan-14b")
+    add_preset(parser)
     parser.add_argument("--device", default="trn2", metavar="NAME", help="which device; default: %(default)s")
     parser.add_argument("--data", type=integer, default=1, metavar="N", help="groups of devices, a stream each")
     add_cache(parser)
@@ -36,18 +35,15 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.checkpoint is not None and args.preset is not None:
-        raise InputError("plan takes one of --checkpoint DIR and --preset NAME")
     head, seq = args.mesh or (1, 1)
     with args.interrupts.delayed():
         _use_virtual_devices(args.data * head * seq)
-        from rfjax.config import preset
         from rfjax.parallel import Layout, make_mesh
         from rfjax.planning.devices import find_device
         from rfjax.planning.plan import plan
 
     device = find_device(args.device)
-    config = checkpoint_config(args) if args.preset is None else preset(args.preset)
+    config = chosen_config(args)
     width, height = size_to_make(args, config)
     layout = Layout(make_mesh(args.data, head, seq), args.cache_cut or "both")
     dtype = args.dtype or "bfloat16"

@@ -36,6 +36,21 @@ def checkpoint_config(args: argparse.Namespace) -> "ModelConfig":
     return load_config(find_checkpoint(Path(args.checkpoint or DEFAULT_CHECKPOINT)))
 
 
+def chosen_config(args: argparse.Namespace) -> "ModelConfig":
+    """The configuration of `--preset`, or of the checkpoint asked for.
+
+    Raises:
+        InputError: both are given, or there is none such.
+    """
+    if args.preset is None:
+        return checkpoint_config(args)
+    if args.checkpoint is not None:
+        raise InputError(f"{args.command} takes one of --checkpoint DIR and --preset NAME")
+    from rfjax.config import preset
+
+    return preset(args.preset)
+
+
 def beginning(
     args: argparse.Namespace, width: int, height: int, length: "Length", config: "ModelConfig"
 ) -> "UInt8[np.ndarray, 'T H W 3'] | None":

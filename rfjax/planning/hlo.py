@@ -185,7 +185,8 @@ def _bytes_sent(instruction: _Instruction, kind: str, itemsizes: Mapping[str, in
     if instruction.operation == "all-gather-start":
         arrays = arrays[len(arrays) // 2 :]  # operands, then results
     size = sum(itemsizes[dtype] * math.prod(sides) for dtype, sides in arrays)
-    others, devices = _group_size(instruction) - 1, _group_size(instruction)
+    devices = _group_size(instruction)
+    others = devices - 1
     if kind == "all-reduce":
         return 2 * size * others / devices
     if kind == "reduce-scatter":

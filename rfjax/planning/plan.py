@@ -15,8 +15,7 @@ from rfjax.parallel import Layout
 from rfjax.planning import trainium2
 from rfjax.planning.hlo import Program
 from rfjax.vae.flops import decode_flops
-from rfjax.weights.parts import abstract_part
-from rfjax.weights.store import PARTS
+from rfjax.weights.parts import abstract_parts
 
 PROGRAMS = ("step", "decode_first", "decode_next")
 
@@ -109,14 +108,11 @@ def plan(
     """
     shape = Shape(batch, *check_size(height, width, config))
     layout.check_model(config)
-    layout.check_cut(config, *shape)
-    parts = {part: abstract_part(part, config, dtype) for part in PARTS}
-    graphs = {part: graph for part, (graph, _) in parts.items()}
-    params = {part: params for part, (_, params) in parts.items()}
+    graphs, params = abstract_parts(config, dtype)
+    text = params.pop("text")
     engine = Engine(config, graphs, params, dtype, layout, cache_dtype)
-    lowered = engine.lower(shape)
-    compiled = {name: lowered[name].compile() for name in PROGRAMS}
-    state, text_kv, decoder = engine.abstract_stream(shape, lowered["decode_first"].out_info[1])
+    compiled = engine.executables(shape)
+    state, text_kv, decoder = engine.abstract_stream(shape)
     resident = {
         "DiT weights": _held(params["dit"]),
         "VAE weights": _held(params["vae"]),
@@ -126,8 +122,8 @@ def plan(
     }
     return Plan(
         resident=resident,
-        text_encoder=_held(params["text"]),
-        costs={name: _cost(name, compiled[name], engine, shape, cores) for name in PROGRAMS},
+        text_encoder=_held(text),
+        costs={name: _cost(name, getattr(compiled, name), engine, shape, cores) for name in PROGRAMS},
         frames=config.rolling.block_frames * config.vae.temporal_stride,
         devices=layout.shares * layout.groups,
     )

@@ -50,20 +50,15 @@ def token_grid(config: ModelConfig, latent_height: int, latent_width: int) -> tu
 
 
 def init_state(
-    config: ModelConfig,
-    batch: int,
-    latent_height: int,
-    latent_width: int,
-    dtype: DTypeLike,
-    cache_dtype: DTypeLike | None = None,
+    config: ModelConfig, batch: int, latent_height: int, latent_width: int, dtype: DTypeLike
 ) -> RollingState:
-    """The state before the first step: zeros, on the host; the cache in a dtype of its own, if one is given."""
+    """The state before the first step: zeros, on the host; `dtype` is that of the cache."""
     rolling, dit = config.rolling, config.dit
     tokens = rolling.block_frames * math.prod(token_grid(config, latent_height, latent_width))
     blocks = dit.num_layers * rolling.cache_slots
     window = (batch, rolling.window_blocks, tokens, dit.in_dim * math.prod(dit.patch_size))
     cache = (blocks, batch, dit.num_heads, tokens, dit.head_dim)
-    k_cache, v_cache = (np.zeros(cache, jnp.dtype(cache_dtype or dtype)) for _ in "kv")
+    k_cache, v_cache = (np.zeros(cache, jnp.dtype(dtype)) for _ in "kv")
     return RollingState(np.zeros(window, np.float32), k_cache, v_cache)
 
 

@@ -55,6 +55,12 @@ def abstract_part(
     return nnx.split(nnx.eval_shape(build))
 
 
+def abstract_parts(config: ModelConfig, dtype: DTypeLike) -> tuple[dict[str, nnx.GraphDef], dict[str, nnx.State]]:
+    """`abstract_part` of all parts: graph definitions and parameters, by part. The VAE's encoder is float32."""
+    parts = {part: abstract_part(part, config, dtype) for part in store.PARTS}
+    return {part: graph for part, (graph, _) in parts.items()}, {part: params for part, (_, params) in parts.items()}
+
+
 def load_parts(
     path: str | PathLike[str],
     *,

@@ -75,9 +75,8 @@ def figures(experiment: Experiment) -> dict[str, Any]:
     compiled = experiment.lower(config, graph, params, dtype, REAL).compile()
     program, memory = Program(compiled.as_text(), sends_bfloat16=True), compiled.memory_analysis()
     block = config.rolling.block_frames * dit_tokens(config, *REAL[1:])
-    own_streams = max(1, experiment.streams // DEVICES)
     tokens = (config.rolling.window_blocks + 1) * block * experiment.streams / DEVICES
-    keys, stored = (share * own_streams * block * config.dit.dim for share in experiment.keys)
+    keys, stored = (share * block * config.dit.dim for share in experiment.keys)
     parts = trainium2.step_parts(program, config, tokens, keys, stored, 2)
     useful = rolling_step_flops(config, *REAL[1:]) * experiment.streams / DEVICES
     return {

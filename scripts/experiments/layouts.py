@@ -68,14 +68,11 @@ def _state(config: ModelConfig, shape: Shape, dtype: str, heads: int | None = No
     return state._replace(k_cache=np.pad(state.k_cache, pad), v_cache=np.pad(state.v_cache, pad))
 
 
-def _lowered(step: Callable, params: Any, config: ModelConfig, shape: Shape, state: RollingState, dtype: str,
-            cut: Callable[[Any], Callable]) -> Any:  # fmt: skip
-    """The step for abstract arguments."""
+def _arguments(config: ModelConfig, params: Any, state: RollingState, dtype: str, shape: Shape) -> tuple:
+    """What a step is lowered for."""
     dit = config.dit
     text = jax.ShapeDtypeStruct((dit.num_layers, shape.batch, dit.num_heads, dit.text_len, dit.head_dim), dtype)
-    plan, noise = example(config, shape, 0)
-    with precision(jnp.dtype(dtype)):
-        return cut(step)(params, state, TextKV(text, text), plan, noise)
+    return params, state, TextKV(text, text), *example(config, shape, 0)
 
 
 def _shared(head: int, seq: int, attention: Callable, *, heads: int | None = None, cache: P, weights: Any = None,
@@ -99,15 +96,10 @@ def _shared(head: int, seq: int, attention: Callable, *, heads: int | None = Non
         text = mesh.TEXT_KV if weights is None else P(None, None, "head")
         inputs = params_specs, rolling, text, mesh.ROWS, mesh.TOKENS
 
-        def cut(step: Callable) -> Callable:
-            def run(*args: Any) -> Any:
-                shared = jax.jit(layout.shared(step, inputs, rolling), donate_argnums=(1,))
-                return shared.lower(*layout.abstract(args, inputs))
-
-            return run
-
-        state = _state(config, shape, dtype, heads)
-        return _lowered(step, params, config, shape, state, dtype, cut)
+        args = _arguments(config, params, _state(config, shape, dtype, heads), dtype, shape)
+        with precision(jnp.dtype(dtype)):
+            shared = jax.jit(layout.shared(step, inputs, rolling), donate_argnums=(1,))
+            return shared.lower(*layout.abstract(args, inputs))
 
     return lower, partial(_state, heads=heads)
 
@@ -214,14 +206,10 @@ def _lower_pmap(config: ModelConfig, graph: Any, params: Any, dtype: str, shape:
     def step(params: Any, state: RollingState, kv: TextKV, plan: StepPlan, noise: Any) -> RollingState:
         return rolling_step(config, nnx.merge(graph, params), state, kv, plan, noise, rotary_of(config, plan, grid))
 
-    def cut(step: Callable) -> Callable:
-        def run(*args: Any) -> Any:
-            stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((DEVICES, *x.shape), x.dtype), args)
-            return jax.pmap(step, donate_argnums=(1,)).lower(*stacked)
-
-        return run
-
-    return _lowered(step, params, config, shape, _state(config, shape, dtype), dtype, cut)
+    args = _arguments(config, params, _state(config, shape, dtype), dtype, shape)
+    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((DEVICES, *x.shape), x.dtype), args)
+    with precision(jnp.dtype(dtype)):
+        return jax.pmap(step, donate_argnums=(1,)).lower(*stacked)
 
 
 def _mesh_attention(config: RollingConfig, plan: StepPlan, kind: type[MeshAttention], cut: bool = False) -> Any:

@@ -42,11 +42,9 @@ def test_a_wrong_layout_is_told(compare, monkeypatch, capsys):
 
 
 def test_the_plot_draws_what_was_written(tmp_path, monkeypatch):
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import plot
-    finally:
-        sys.path.remove(str(SCRIPTS))
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import plot
+
     row = {"name": "one", "streams": 1, "modelled_seconds": {"linear": 0.1}}
     rows = [row | {"resident_bytes": 1e9, "temporary_bytes": 1e8}]
     (tmp_path / "rows.json").write_text(json.dumps(rows))

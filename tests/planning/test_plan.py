@@ -16,8 +16,7 @@ from rfjax.parallel import Layout
 from rfjax.planning.hlo import Program
 from rfjax.planning.plan import plan
 from rfjax.vae.flops import decode_flops
-from rfjax.weights.parts import abstract_part
-from rfjax.weights.store import PARTS
+from rfjax.weights.parts import abstract_parts
 
 
 def program(function, *args):
@@ -73,9 +72,7 @@ def test_what_a_device_sends(function, kind, sent):
 @pytest.mark.parametrize("name", ["step", "decode_first", "decode_next"])
 def test_programs_in_bfloat16_send_bfloat16(name):
     config = preset("tiny")
-    parts = {part: abstract_part(part, config, "bfloat16") for part in PARTS}
-    graphs, params = ({part: both[i] for part, both in parts.items()} for i in range(2))
-    engine = Engine(config, graphs, params, "bfloat16", Layout(make_mesh(head=4, seq=2)))
+    engine = Engine(config, *abstract_parts(config, "bfloat16"), "bfloat16", Layout(make_mesh(head=4, seq=2)))
     sent = list(sent_by(engine.trace(Shape(1, 8, 16))[name].jaxpr.jaxpr))
     assert sent and set(sent) == {jnp.dtype("bfloat16")}
 
